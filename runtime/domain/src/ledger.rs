@@ -8,18 +8,34 @@
 //! What must stay true:
 //! - a run starts only if, counting it, at most *its own* effective limit run on each of its keys, and a holder
 //!   whose effective limit is 1 lets nobody start beside it (B2);
-//! - whenever a transaction ends, the oldest claimable waiter of a key is one that could not start (B3–B6);
-//! - nobody overtakes an older claimable waiter of the same key, so neither a heavy job nor one that stamped a
+//! - whenever a transaction ends, the oldest waiter of a key that counts is one that could not start (B3–B6);
+//!   a waiter does not count while no live host runs its contract (B7) or while its weight is above the limit;
+//! - nobody overtakes an older waiter of the same key that counts, so neither a heavy job nor one that stamped a
 //!   smaller limit starves behind a stream of light ones. (Stricter than slots.md asks of B; jobs with several
 //!   keys are woken without a reservation and may lose to a newcomer, but keep their ticket.)
 //!
+//! What a driver owes, beside writing the effects in order *after* the verdict's own change of the row:
+//! - the view holds every slot and blocker of each key, and the line from its oldest row on; blockers and waiters
+//!   whose contract no live host runs may be left out or marked, and when that set changes (a host serves, leaves
+//!   or is rescued) every key where such a row stands is handed on in that transaction;
+//! - a start that was reserved gets its token on its slot rows; a job that ends for good is [`Ledger::unblock`]ed
+//!   and [`Ledger::release`]d; one that keeps its place ([`keeps_ticket_on_retry`]) is [`Ledger::block`]ed first,
+//!   whether it retries, snoozes, is handed back or rescued;
+//! - before it commits it asks [`Ledger::keys_to_reload`] and extends those lines until the answer is empty.
+//!
 //! What it deliberately does not do: know rows, tokens, hosts' leases or time. A driver has checked token and
-//! host (C1) before it calls.
+//! host (C1) before it calls. The simulation in `warp-testkit` proves the rules, and breaks each of them through
+//! [`Rule`] to show that it would notice.
 
 use std::collections::BTreeMap;
 
 use crate::id::{JobHandle, KeyId};
 use crate::policy::{Mode, OnRetry, Order};
+#[cfg(not(feature = "mutations"))]
+use rules::Rule;
+#[cfg(feature = "mutations")]
+pub use rules::Rule;
+use rules::Rules;
 
 /// One taken unit of a key: a slot row.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -90,7 +106,7 @@ pub struct Candidate {
     pub order: Order,
     /// Its ticket, if it was parked before.
     pub ticket: Option<u64>,
-    /// Whether its slots were reserved for it, so that it only needs its token (B2).
+    /// Whether its slots were reserved for it, so that it only needs its token (B2) if the limit still allows it.
     pub reserved: bool,
     /// Whether it has been started or parked before. Skip is decided once, before that.
     pub has_started: bool,
@@ -178,6 +194,14 @@ pub enum Effect {
         /// The job.
         job: JobHandle,
     },
+    /// A first-in-first-out job started without having waited. Its place in line belongs on its row all the
+    /// same: a retry that keeps the key must stand in front of those who queued behind this start.
+    KeepTicket {
+        /// The job.
+        job: JobHandle,
+        /// Its place in line.
+        ticket: u64,
+    },
     /// The job keeps the key through its retry delay.
     Block {
         /// The key.
@@ -200,6 +224,17 @@ pub struct Ledger {
     keys: BTreeMap<KeyId, KeyState>,
     effects: Vec<Effect>,
     next_ticket: u64,
+    /// Jobs with several keys that this transaction has woken: they count against every later round of it, else
+    /// each settle of a batch would wake one more for the same slot.
+    promises: BTreeMap<KeyId, Vec<Promise>>,
+    rules: Rules,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Promise {
+    job: JobHandle,
+    weight: u32,
+    exclusive: bool,
 }
 
 impl KeyState {
@@ -209,57 +244,109 @@ impl KeyState {
         self.admin_limit.unwrap_or(stamped.max(1))
     }
 
-    /// Whether a job may start here, the others in line aside. `promised` slots count as held.
-    fn capacity(&self, admin_limit: Option<u32>, stamped: u32, weight: u32, promised: u32) -> Result<(), Refusal> {
-        let limit = admin_limit.unwrap_or(stamped.max(1));
+    /// Whether this waiter holds nobody up: no live host could start it, or the limit in force never will. (A
+    /// paused key passes over nobody: all stand, and nothing needs to be looked for.)
+    #[must_use]
+    pub fn passed_over(&self, waiter: &Waiter) -> bool {
+        let limit = self.effective_limit(waiter.limit);
+        !waiter.claimable || (limit > 0 && waiter.weight > limit)
+    }
+
+    /// Whether a job may start here, the others in line aside.
+    fn room(&self, admin_limit: Option<u32>, stamped: u32, weight: u32, rules: Rules) -> Result<(), Refusal> {
+        let limit = match admin_limit {
+            Some(limit) if rules.hold(Rule::AdminLimitOutranks) => limit,
+            _ => stamped.max(1),
+        };
         if limit == 0 {
             return Err(Refusal::Paused);
         }
+        let weight = if rules.hold(Rule::WeightsCount) { weight } else { 1 };
         if weight > limit {
             return Err(Refusal::TooHeavy { limit });
         }
-        let held = u32::try_from(self.slots.len()).unwrap_or(u32::MAX);
-        let Some(first) = self.slots.first() else {
-            // Only `hand_on` promises, and it asks no more than whether.
-            return if promised.saturating_add(weight) <= limit { Ok(()) } else { Err(Refusal::Blocked) };
+        // A run is a better proof for whoever is skipped than a job that only has its slot reserved.
+        let Some(first) = self.slots.iter().find(|slot| !slot.reserved).or(self.slots.first()) else {
+            return Ok(());
         };
-        if held.saturating_add(promised).saturating_add(weight) > limit {
+        let own = if rules.hold(Rule::OwnLimitCounts) { limit } else { limit.max(first.limit) };
+        if count(self.slots.iter()).saturating_add(weight) > own {
             return Err(Refusal::Full { limit, holder: first.job });
         }
-        // A holder at limit 1 excludes everybody, whatever the newcomer was stamped with. With an admin limit
-        // every effective limit is that one, and the count above has decided.
-        match self.slots.iter().find(|slot| admin_limit.is_none() && slot.limit <= 1) {
-            Some(exclusive) => Err(Refusal::Full { limit: 1, holder: exclusive.job }),
-            None => Ok(()),
+        match self.exclusive_holder(admin_limit, |_| true) {
+            Some(holder) if rules.hold(Rule::ExclusiveHolder) => Err(Refusal::Full { limit: 1, holder }),
+            _ => Ok(()),
         }
+    }
+
+    /// A holder at limit 1 excludes everybody, whatever the newcomer was stamped with. With an admin limit every
+    /// effective limit is that one, and counting decides.
+    fn exclusive_holder(&self, admin_limit: Option<u32>, among: impl Fn(&Slot) -> bool) -> Option<JobHandle> {
+        self.slots.iter().find(|slot| admin_limit.is_none() && slot.limit <= 1 && among(slot)).map(|slot| slot.job)
+    }
+
+    /// Whether a reserved job may still start: the limit may have been lowered since. Only runs count against it,
+    /// so that of two reservations under a lowered limit the first to be claimed starts.
+    fn reservation_holds(&self, job: JobHandle, stamped: u32) -> bool {
+        let mine = count(self.slots.iter().filter(|slot| slot.job == job));
+        let others = |slot: &Slot| slot.job != job && !slot.reserved;
+        let running = count(self.slots.iter().filter(|slot| others(slot)));
+        mine > 0
+            && running.saturating_add(mine) <= self.effective_limit(stamped)
+            && self.exclusive_holder(self.admin_limit, others).is_none()
     }
 
     /// Whether a job with this ticket (none: it was never in line) would overtake somebody.
-    fn turn(&self, ticket: Option<u64>) -> Result<(), Refusal> {
+    fn turn(&self, ticket: Option<u64>, rules: Rules) -> Result<(), Refusal> {
         let mine = ticket.unwrap_or(u64::MAX);
-        if self.blockers.iter().any(|&(blocker, _)| blocker < mine) {
+        if rules.hold(Rule::BlockKeepsTheKey) && self.blockers.iter().any(|&(blocker, _)| blocker < mine) {
             return Err(Refusal::Blocked);
         }
-        match self.line.iter().find(|waiter| waiter.claimable && waiter.ticket < mine) {
-            Some(waiter) => Err(Refusal::Behind { waiter: waiter.job }),
-            None => Ok(()),
+        if !rules.hold(Rule::NewcomersQueue) {
+            return Ok(());
+        }
+        let mut ahead = self.line.iter().filter(|waiter| waiter.ticket < mine);
+        if let Some(waiter) = ahead.find(|waiter| !self.passed_over(waiter)) {
+            return Err(Refusal::Behind { waiter: waiter.job });
+        }
+        // Of those who were not loaded one may count. Parking is safe: the reload finds whoever is next.
+        match self.line.last() {
+            Some(last) if self.more_waiters && last.ticket < mine => Err(Refusal::Behind { waiter: last.job }),
+            None if self.more_waiters => Err(Refusal::Blocked),
+            _ => Ok(()),
         }
     }
 
-    fn take(&mut self, key: KeyId, job: JobHandle, limit: u32, weight: u32, reserved: bool, effects: &mut Vec<Effect>) {
-        for _ in 0..weight {
-            let number = (0..).find(|number| self.slots.iter().all(|slot| slot.number != *number)).unwrap_or(u32::MAX);
+    fn take(&mut self, key: KeyId, slot: &Slot, weight: u32, effects: &mut Vec<Effect>) {
+        let mut taken: Vec<_> = self.slots.iter().map(|slot| slot.number).collect();
+        taken.sort_unstable();
+        let mut taken = taken.into_iter().peekable();
+        let free = (0..=u32::MAX).filter(|number| taken.next_if_eq(number).is_none());
+        for number in free.take(usize::try_from(weight).unwrap_or(usize::MAX)) {
+            let Slot { number: _, job, limit, reserved } = *slot;
             self.slots.push(Slot { number, job, limit, reserved });
             effects.push(Effect::Take { key, number, job, limit, reserved });
         }
     }
+
+    fn insert(&mut self, waiter: Waiter) {
+        let place = self.line.partition_point(|other| other.ticket < waiter.ticket);
+        // Beyond the loaded part of the line the driver's next load finds it by its row.
+        if !(self.more_waiters && place == self.line.len()) {
+            self.line.insert(place, waiter);
+        }
+    }
+}
+
+fn count<'a>(slots: impl Iterator<Item = &'a Slot>) -> u32 {
+    u32::try_from(slots.count()).unwrap_or(u32::MAX)
 }
 
 impl Ledger {
     /// A ledger over these keys. `next_ticket` is larger than every ticket ever drawn.
     #[must_use]
     pub fn new(keys: BTreeMap<KeyId, KeyState>, next_ticket: u64) -> Self {
-        Ledger { keys, effects: Vec::new(), next_ticket }
+        Ledger { keys, next_ticket, ..Ledger::default() }
     }
 
     /// The key's state as decided so far.
@@ -273,6 +360,18 @@ impl Ledger {
         self.keys.insert(key, state);
     }
 
+    /// Appends further waiters to a line that was loaded in part and hands the key on. A driver answers
+    /// [`Ledger::keys_to_reload`] with it; rows whose job this transaction has parked, woken or given a slot may
+    /// be among them only if the driver has written the effects so far.
+    pub fn extend_line(&mut self, key: KeyId, waiters: Vec<Waiter>, more_waiters: bool) {
+        let state = self.state(key);
+        state.line.extend(waiters);
+        state.line.sort_by_key(|waiter| waiter.ticket);
+        state.line.dedup_by_key(|waiter| waiter.job);
+        state.more_waiters = more_waiters;
+        self.hand_on(key);
+    }
+
     /// The next ticket to be drawn; to be stored when the transaction ends.
     #[must_use]
     pub fn next_ticket(&self) -> u64 {
@@ -284,84 +383,116 @@ impl Ledger {
         std::mem::take(&mut self.effects)
     }
 
-    /// Keys whose loaded line was used up although a further waiter might start: load more and call
-    /// [`Ledger::hand_on`] again, in the same transaction.
+    /// Keys whose loaded line was used up although a further waiter might start: load more, [`Ledger::load`] or
+    /// [`Ledger::extend_line`] them and [`Ledger::hand_on`] again, in the same transaction.
     #[must_use]
     pub fn keys_to_reload(&self) -> Vec<KeyId> {
-        let idle = |state: &&KeyState| state.more_waiters && state.line.iter().all(|waiter| !waiter.claimable);
-        self.keys.iter().filter(|(_, state)| idle(state)).map(|(key, _)| *key).collect()
+        let used_up = |state: &KeyState| state.more_waiters && state.line.iter().all(|waiter| state.passed_over(waiter));
+        self.keys.iter().filter(|(_, state)| used_up(state)).map(|(key, _)| *key).collect()
     }
 
     /// B2. All keys or none, in their global order (C4); what cannot start is parked on the first key that
     /// refused it or, before its first start, skipped.
     pub fn claim(&mut self, candidate: &Candidate) -> Verdict {
         debug_assert!(candidate.wants.is_sorted_by(|a, b| a.key < b.key), "C4: keys in ascending order, each once");
-        if candidate.reserved {
-            for want in &candidate.wants {
-                for slot in self.state(want.key).slots.iter_mut().filter(|slot| slot.job == candidate.job) {
-                    slot.reserved = false;
-                }
-            }
+        let keys: Vec<_> = candidate.wants.iter().map(|want| want.key).collect();
+        self.forget_promises(candidate.job, &keys);
+        if candidate.reserved && self.start_reserved(candidate) {
+            self.unblock(candidate.job, &keys);
             return Verdict::Start;
         }
-        for want in &candidate.wants {
+        for (at, want) in candidate.wants.iter().enumerate() {
+            let rules = self.rules;
             let state = self.state(want.key);
-            let refused = state.turn(candidate.ticket).and_then(|()| state.capacity(state.admin_limit, want.limit, want.weight, 0));
+            let refused = state.turn(candidate.ticket, rules).and_then(|()| state.room(state.admin_limit, want.limit, want.weight, rules));
             if let Err(refusal) = refused {
+                if !rules.hold(Rule::AllKeysOrNone) {
+                    self.take_all(candidate, &candidate.wants[..at]);
+                }
                 return self.refuse(candidate, want, refusal);
             }
         }
-        for want in &candidate.wants {
-            let state = self.keys.entry(want.key).or_default();
-            state.take(want.key, candidate.job, want.limit, want.weight, false, &mut self.effects);
+        self.take_all(candidate, &candidate.wants);
+        if candidate.order == Order::Fifo && candidate.ticket.is_none() {
+            let ticket = self.draw_ticket();
+            self.effects.push(Effect::KeepTicket { job: candidate.job, ticket });
         }
-        let keys: Vec<_> = candidate.wants.iter().map(|want| want.key).collect();
         self.unblock(candidate.job, &keys);
         Verdict::Start
     }
 
-    fn refuse(&mut self, candidate: &Candidate, want: &Want, refusal: Refusal) -> Verdict {
-        if candidate.mode == Mode::Skip && !candidate.has_started {
-            // Only a full key at the *stamped* limit proves that the work is surplus. What an operator's lower
-            // limit, somebody's place in line or a retry delay refuses, waits.
-            let state = self.state(want.key);
-            let by_stamp = state.capacity(None, want.limit, want.weight, 0);
-            if let (Refusal::Full { .. }, Err(Refusal::Full { limit, holder })) = (&refusal, by_stamp) {
-                self.pass_on(candidate, None);
-                return Verdict::Skip { key: want.key, limit, holder };
+    /// B2: a reserved job only gets its token, unless an operator has lowered the limit in the meantime. Then its
+    /// reservation is void, and it is a candidate like any other, with its place in line.
+    fn start_reserved(&mut self, candidate: &Candidate) -> bool {
+        let job = candidate.job;
+        let holds = candidate.wants.iter().all(|want| self.state(want.key).reservation_holds(job, want.limit))
+            || !self.rules.hold(Rule::ReservationRechecked);
+        for want in &candidate.wants {
+            let slots = &mut self.state(want.key).slots;
+            if holds {
+                slots.iter_mut().filter(|slot| slot.job == job).for_each(|slot| slot.reserved = false);
+            } else {
+                slots.retain(|slot| slot.job != job);
             }
         }
-        let ticket = candidate.ticket.unwrap_or_else(|| self.draw_ticket());
-        let waiter = Waiter {
+        if !holds {
+            self.effects.push(Effect::Free { job });
+        }
+        holds
+    }
+
+    fn take_all(&mut self, candidate: &Candidate, wants: &[Want]) {
+        let weights_count = self.rules.hold(Rule::WeightsCount);
+        for want in wants {
+            let state = self.keys.entry(want.key).or_default();
+            let slot = Slot { number: 0, job: candidate.job, limit: want.limit, reserved: false };
+            state.take(want.key, &slot, if weights_count { want.weight } else { 1 }, &mut self.effects);
+        }
+    }
+
+    fn refuse(&mut self, candidate: &Candidate, want: &Want, refusal: Refusal) -> Verdict {
+        if candidate.mode == Mode::Skip && (!candidate.has_started || !self.rules.hold(Rule::SkipBeforeFirstStart)) {
+            // Only a full key at the *stamped* limit proves that the work is surplus. What an operator's lower
+            // limit, somebody's place in line or a retry delay refuses, waits.
+            let rules = self.rules;
+            let full_by_stamp = matches!(self.state(want.key).room(None, want.limit, want.weight, rules), Err(Refusal::Full { .. }));
+            if let (Refusal::Full { limit, holder }, true) = (&refusal, full_by_stamp || !rules.hold(Rule::SkipByStampOnly)) {
+                self.pass_on(candidate);
+                return Verdict::Skip { key: want.key, limit: *limit, holder: *holder };
+            }
+        }
+        let kept = candidate.ticket.filter(|_| self.rules.hold(Rule::TicketIsKept));
+        let ticket = kept.unwrap_or_else(|| self.draw_ticket());
+        self.state(want.key).insert(Waiter {
             job: candidate.job,
             ticket,
             limit: want.limit,
             weight: want.weight,
             several_keys: candidate.wants.len() > 1,
             claimable: true,
-        };
-        let state = self.state(want.key);
-        let place = state.line.partition_point(|other| other.ticket < ticket);
-        // Beyond the loaded part of the line the driver's next load finds it by its row.
-        if !(state.more_waiters && place == state.line.len()) {
-            state.line.insert(place, waiter);
-        }
-        self.pass_on(candidate, Some(want.key));
+        });
+        // From here on its place in line stands for it. A blocker besides would outlast its start.
+        let keys: Vec<_> = candidate.wants.iter().map(|want| want.key).collect();
+        self.unblock(candidate.job, &keys);
+        self.pass_on(candidate);
         Verdict::Park { key: want.key, ticket, refusal }
     }
 
-    /// W4: a job that was woken for one key and did not take it hands that key on.
-    fn pass_on(&mut self, candidate: &Candidate, except: Option<KeyId>) {
-        for want in &candidate.wants {
-            if Some(want.key) != except {
+    /// W4: a job that was woken for one key and did not take it hands that key on. On the key that refused it
+    /// this finds nobody who could start, unless it is itself passed over there.
+    fn pass_on(&mut self, candidate: &Candidate) {
+        if self.rules.hold(Rule::RefusedHandsOn) {
+            for want in &candidate.wants {
                 self.hand_on(want.key);
             }
         }
     }
 
     /// B3, B5, C5: a job leaves its slots, its reservation or its place in line (settled, requeued, deleted,
-    /// rescued, moved), and each of its keys is handed on. `keys` are all keys it has ever rendered.
+    /// rescued, moved), and each of its keys is handed on. `keys` are all keys it has ever rendered. It does not
+    /// end a block: a retry blocks first and releases then.
     pub fn release(&mut self, job: JobHandle, keys: &[KeyId]) {
+        self.forget_promises(job, keys);
         let mut held = false;
         for key in keys {
             let state = self.state(*key);
@@ -372,8 +503,10 @@ impl Ledger {
         if held {
             self.effects.push(Effect::Free { job });
         }
-        for key in keys {
-            self.hand_on(*key);
+        if self.rules.hold(Rule::ReleaseHandsOn) {
+            for key in keys {
+                self.hand_on(*key);
+            }
         }
     }
 
@@ -389,8 +522,11 @@ impl Ledger {
         }
     }
 
-    /// The job has started or ended and keeps no key any more; each is handed on.
+    /// The job has started, stands in line again or has ended, and keeps no key any more; each is handed on.
     pub fn unblock(&mut self, job: JobHandle, keys: &[KeyId]) {
+        if !self.rules.hold(Rule::StartEndsTheBlock) {
+            return;
+        }
         let mut blocked = false;
         for &key in keys {
             let state = self.state(key);
@@ -408,48 +544,78 @@ impl Ledger {
     /// B6: the operator's limit changes. Lowering kills nobody; raising starts the difference.
     pub fn set_admin_limit(&mut self, key: KeyId, limit: Option<u32>) {
         self.state(key).admin_limit = limit;
-        self.hand_on(key);
+        if self.rules.hold(Rule::RaiseHandsOn) {
+            self.hand_on(key);
+        }
     }
 
-    /// B7: a reservation that nobody claimed goes back into the line, at its end unless its order is kept, and
-    /// the slot on to the next one. Returns its ticket.
+    /// B7: a reservation or wake that nobody claimed goes back into the line, at its end unless its order is kept,
+    /// and the slot on to the next one. Returns its ticket; the row is parked with it before the effects are
+    /// written, since one of them may reserve the slot for the same job again.
     pub fn unreserve(&mut self, key: KeyId, waiter: Waiter, order: Order) -> u64 {
         let job = waiter.job;
-        self.state(key).slots.retain(|slot| slot.job != job);
-        self.effects.push(Effect::Free { job });
+        self.forget_promises(job, &[key]);
+        let state = self.state(key);
+        let held = state.slots.len();
+        state.slots.retain(|slot| slot.job != job);
+        if state.slots.len() < held {
+            self.effects.push(Effect::Free { job });
+        }
         let ticket = match order {
             Order::Fifo => waiter.ticket,
             Order::Any => self.draw_ticket(),
         };
-        let state = self.state(key);
-        let place = state.line.partition_point(|other| other.ticket < ticket);
-        if !(state.more_waiters && place == state.line.len()) {
-            state.line.insert(place, Waiter { ticket, ..waiter });
-        }
+        self.state(key).insert(Waiter { ticket, ..waiter });
         self.hand_on(key);
         ticket
     }
 
-    /// B4: while the oldest claimable waiter could start, it is given its slots, oldest first. One that needs
-    /// further keys is only woken and counted as one against this round, because taking its other keys here
-    /// would lock key rows out of order (W1).
+    /// B4: while the oldest waiter that counts could start, it is given its slots, oldest first. One that needs
+    /// further keys is only woken and counted against this transaction's rounds, because taking its other keys
+    /// here would lock key rows out of order (W1).
     pub fn hand_on(&mut self, key: KeyId) {
-        let mut promised = 0u32;
-        let Ledger { keys, effects, .. } = self;
-        let state = keys.entry(key).or_default();
-        while let Some(at) = state.line.iter().position(|waiter| waiter.claimable) {
+        let Ledger { keys, effects, promises, rules, .. } = self;
+        let (rules, state, promises) = (*rules, keys.entry(key).or_default(), promises.entry(key).or_default());
+        let counts = |state: &KeyState, waiter: &Waiter| match rules.hold(Rule::UnclaimableArePassedOver) {
+            true => !state.passed_over(waiter),
+            false => true,
+        };
+        let mut from = 0;
+        while let Some(at) = state.line[from..].iter().position(|waiter| counts(state, waiter)).map(|at| from + at) {
             let next = &state.line[at];
-            let blocked = state.blockers.iter().any(|&(blocker, _)| blocker < next.ticket);
-            if blocked || state.capacity(state.admin_limit, next.limit, next.weight, promised).is_err() {
-                return;
+            let blocked = rules.hold(Rule::BlockKeepsTheKey) && state.blockers.iter().any(|&(blocker, _)| blocker < next.ticket);
+            let promised = promises.iter().fold(0u32, |sum, promise| sum.saturating_add(promise.weight));
+            let promised = if rules.hold(Rule::WideJobsCount) { promised } else { 0 };
+            let promised_away = rules.hold(Rule::WideJobsCount) && promises.iter().any(|promise| promise.exclusive);
+            let fits = state.room(state.admin_limit, next.limit, next.weight.saturating_add(promised), rules).is_ok();
+            if blocked || promised_away || !fits && rules.hold(Rule::HandOnObeysTheLimit) {
+                if rules.hold(Rule::HeadOfLine) {
+                    return;
+                }
+                from = at + 1;
+                continue;
             }
             let next = state.line.remove(at);
-            if next.several_keys {
-                promised = promised.saturating_add(next.weight);
+            if next.several_keys && rules.hold(Rule::WideJobsAreWoken) {
+                let exclusive = state.admin_limit.is_none() && next.limit <= 1;
+                promises.push(Promise { job: next.job, weight: next.weight, exclusive });
                 effects.push(Effect::Wake { job: next.job });
             } else {
-                state.take(key, next.job, next.limit, next.weight, true, effects);
+                let weight = if rules.hold(Rule::WeightsCount) { next.weight } else { 1 };
+                let slot = Slot { number: 0, job: next.job, limit: next.limit, reserved: true };
+                state.take(key, &slot, weight, effects);
                 effects.push(Effect::Reserve { job: next.job });
+            }
+            if !rules.hold(Rule::HandOnObeysTheLimit) {
+                return;
+            }
+        }
+    }
+
+    fn forget_promises(&mut self, job: JobHandle, keys: &[KeyId]) {
+        for key in keys {
+            if let Some(promises) = self.promises.get_mut(key) {
+                promises.retain(|promise| promise.job != job);
             }
         }
     }
@@ -465,8 +631,213 @@ impl Ledger {
     }
 }
 
-/// Whether a retry keeps its place: only first in, first out with [`OnRetry::Block`].
+#[cfg(feature = "mutations")]
+impl Ledger {
+    /// Switches one rule off (`None`: all are in force), to show that a test notices. Only with the feature
+    /// `mutations`, which nothing but `warp-testkit`'s own tests enables.
+    pub fn break_rule(&mut self, rule: Option<Rule>) {
+        self.rules = Rules::without(rule);
+    }
+}
+
+/// Whether a job keeps its place, and its keys, until it runs again (retry, snooze, hand-back, rescue): only first
+/// in, first out with [`OnRetry::Block`]. Everybody else draws a new ticket if it has to wait again, except that a
+/// hand-back or a rescue never costs a place in line.
 #[must_use]
 pub fn keeps_ticket_on_retry(order: Order, on_retry: OnRetry) -> bool {
     order == Order::Fifo && on_retry == OnRetry::Block
+}
+
+/// The rules by name, so that a mutation test can switch one off. Without the feature they always hold, and the
+/// questions cost nothing.
+mod rules {
+    /// One rule of slots.md, or of what it leaves open, as it stands in this file.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum Rule {
+        /// B2, B6: the operator's limit outranks the stamp.
+        AdminLimitOutranks,
+        /// A job counts with its weight.
+        WeightsCount,
+        /// A start is counted against the starter's own limit, not a holder's larger one.
+        OwnLimitCounts,
+        /// A holder at limit 1 is alone, whatever others were stamped with.
+        ExclusiveHolder,
+        /// A reservation made before the limit was lowered does not start above it.
+        ReservationRechecked,
+        /// A newcomer does not overtake the line.
+        NewcomersQueue,
+        /// A head in its retry delay keeps the key.
+        BlockKeepsTheKey,
+        /// The block ends when the head starts, stands in line again, or is gone.
+        StartEndsTheBlock,
+        /// C4: all keys or none.
+        AllKeysOrNone,
+        /// Skip is decided before the first start only.
+        SkipBeforeFirstStart,
+        /// Skip needs a key that is full at the stamped limit.
+        SkipByStampOnly,
+        /// A refused job that comes back keeps its ticket.
+        TicketIsKept,
+        /// B2, W4: a job that is refused hands its keys on.
+        RefusedHandsOn,
+        /// B3, B5, C5: whoever leaves hands its keys on.
+        ReleaseHandsOn,
+        /// B6, W7: a raised limit is handed on.
+        RaiseHandsOn,
+        /// B4, W6: a freed slot is handed on only while the limit allows it.
+        HandOnObeysTheLimit,
+        /// B4: a woken job with several keys counts against the round.
+        WideJobsCount,
+        /// B4, W1: a job with several keys is woken, never given one slot of many.
+        WideJobsAreWoken,
+        /// B7: who cannot be claimed holds nobody up and is given nothing.
+        UnclaimableArePassedOver,
+        /// Nobody overtakes an older waiter that could not start.
+        HeadOfLine,
+    }
+
+    /// Which rules are in force: all of them, but for a mutation test.
+    #[derive(Debug, Clone, Copy, Default)]
+    pub struct Rules {
+        #[cfg(feature = "mutations")]
+        broken: Option<Rule>,
+    }
+
+    impl Rules {
+        #[cfg(feature = "mutations")]
+        pub fn without(broken: Option<Rule>) -> Self {
+            Rules { broken }
+        }
+
+        #[cfg(feature = "mutations")]
+        pub fn hold(self, rule: Rule) -> bool {
+            self.broken != Some(rule)
+        }
+
+        #[cfg(not(feature = "mutations"))]
+        #[inline(always)]
+        pub fn hold(self, _: Rule) -> bool {
+            true
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const K: KeyId = KeyId(1);
+
+    fn fifo(job: i64, limit: u32, ticket: Option<u64>, reserved: bool) -> Candidate {
+        Candidate {
+            job: JobHandle(job),
+            wants: vec![Want { key: K, limit, weight: 1 }],
+            mode: Mode::Wait,
+            order: Order::Fifo,
+            ticket,
+            reserved,
+            has_started: ticket.is_some(),
+        }
+    }
+
+    fn any(job: i64, limit: u32, weight: u32) -> Candidate {
+        Candidate { order: Order::Any, wants: vec![Want { key: K, limit, weight }], ..fifo(job, limit, None, false) }
+    }
+
+    fn parked(verdict: Verdict) -> u64 {
+        match verdict {
+            Verdict::Park { ticket, .. } => ticket,
+            other => panic!("expected to be parked, got {other:?}"),
+        }
+    }
+
+    /// The head started without waiting. Had it drawn its ticket only when it retried, those who had queued in
+    /// the meantime would have passed it in its delay.
+    #[test]
+    fn a_head_that_never_waited_still_keeps_the_key_through_its_delay() {
+        let mut ledger = Ledger::new(BTreeMap::new(), 1);
+        assert_eq!(ledger.claim(&fifo(1, 1, None, false)), Verdict::Start);
+        let kept = ledger.take_effects().into_iter().find_map(|effect| match effect {
+            Effect::KeepTicket { job: JobHandle(1), ticket } => Some(ticket),
+            _ => None,
+        });
+        let ticket = kept.expect("its place in line is handed to the driver");
+        parked(ledger.claim(&fifo(2, 1, None, false)));
+        ledger.block(JobHandle(1), ticket, &[K]);
+        ledger.release(JobHandle(1), &[K]);
+        assert!(ledger.key(K).expect("loaded").slots.is_empty(), "the second passed the head in its delay");
+        assert_eq!(ledger.claim(&fifo(1, 1, Some(ticket), false)), Verdict::Start);
+        ledger.release(JobHandle(1), &[K]);
+        assert_eq!(ledger.key(K).expect("loaded").slots[0].job, JobHandle(2));
+    }
+
+    /// The blocked head is refused when it comes back (paused key), waits, is handed its slot and starts by
+    /// reservation: the block must not outlast that.
+    #[test]
+    fn a_block_ends_with_a_reserved_start_too() {
+        let mut ledger = Ledger::new(BTreeMap::new(), 10);
+        ledger.block(JobHandle(1), 5, &[K]);
+        ledger.set_admin_limit(K, Some(0));
+        assert_eq!(parked(ledger.claim(&fifo(1, 1, Some(5), false))), 5);
+        ledger.set_admin_limit(K, None);
+        assert_eq!(ledger.claim(&fifo(1, 1, Some(5), true)), Verdict::Start);
+        assert!(ledger.key(K).expect("loaded").blockers.is_empty());
+        assert!(ledger.take_effects().contains(&Effect::Unblock { job: JobHandle(1) }));
+    }
+
+    #[test]
+    fn a_reservation_does_not_outlive_a_lowered_limit() {
+        let mut ledger = Ledger::new(BTreeMap::new(), 1);
+        assert_eq!(ledger.claim(&any(1, 1, 1)), Verdict::Start);
+        let ticket = parked(ledger.claim(&any(2, 1, 1)));
+        ledger.release(JobHandle(1), &[K]);
+        ledger.set_admin_limit(K, Some(0));
+        ledger.take_effects();
+        let back = Candidate { ticket: Some(ticket), reserved: true, ..any(2, 1, 1) };
+        assert_eq!(ledger.claim(&back), Verdict::Park { key: K, ticket, refusal: Refusal::Paused });
+        assert_eq!(ledger.take_effects(), [Effect::Free { job: JobHandle(2) }]);
+    }
+
+    #[test]
+    fn a_job_too_heavy_for_the_limit_holds_nobody_up() {
+        let mut ledger = Ledger::new(BTreeMap::new(), 1);
+        ledger.set_admin_limit(K, Some(1));
+        let heavy = ledger.claim(&any(1, 3, 2));
+        assert!(matches!(heavy, Verdict::Park { refusal: Refusal::TooHeavy { limit: 1 }, .. }), "{heavy:?}");
+        assert_eq!(ledger.claim(&any(2, 3, 1)), Verdict::Start);
+        // At a limit that it fits, it is the oldest again, and a light newcomer waits behind it.
+        ledger.set_admin_limit(K, Some(2));
+        let light = ledger.claim(&any(3, 3, 1));
+        assert!(matches!(light, Verdict::Park { refusal: Refusal::Behind { waiter: JobHandle(1) }, .. }), "{light:?}");
+    }
+
+    /// The loaded part of the line is used up, or nobody in it counts: a newcomer must not slip in front of the
+    /// rest, and the driver is asked for more.
+    #[test]
+    fn a_line_loaded_in_part_lets_nobody_slip_in() {
+        let waiter = |job, ticket, claimable| Waiter { job: JobHandle(job), ticket, limit: 1, weight: 1, several_keys: false, claimable };
+        for line in [vec![], vec![waiter(1, 1, false)]] {
+            let state = KeyState { line, more_waiters: true, ..KeyState::default() };
+            let mut ledger = Ledger::new(BTreeMap::from([(K, state)]), 10);
+            parked(ledger.claim(&any(9, 1, 1)));
+            assert_eq!(ledger.keys_to_reload(), [K]);
+            ledger.extend_line(K, vec![waiter(2, 2, true), waiter(9, 10, true)], false);
+            assert_eq!(ledger.key(K).expect("loaded").slots[0].job, JobHandle(2));
+            assert!(ledger.keys_to_reload().is_empty());
+        }
+    }
+
+    #[test]
+    fn slot_numbers_fill_the_lowest_gaps() {
+        let mut ledger = Ledger::new(BTreeMap::new(), 1);
+        for job in 1..=4 {
+            assert_eq!(ledger.claim(&any(job, 9, 1)), Verdict::Start);
+        }
+        ledger.release(JobHandle(1), &[K]);
+        ledger.release(JobHandle(3), &[K]);
+        assert_eq!(ledger.claim(&any(5, 9, 3)), Verdict::Start);
+        let numbers: Vec<_> =
+            ledger.key(K).expect("loaded").slots.iter().filter(|slot| slot.job == JobHandle(5)).map(|slot| slot.number).collect();
+        assert_eq!(numbers, [0, 2, 4]);
+    }
 }

@@ -1,0 +1,193 @@
+//! One run, and the tasks on the guests' runtime that execute runs one after another.
+
+use std::collections::VecDeque;
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use tokio::sync::{Notify, Semaphore};
+use warp_domain::ending::{Ending, Observed, Outcome, RunFacts, end_of};
+use warp_pipeline::{AttemptInfo, Handler, HostCalls, StopReason, StopSignal};
+use warp_store::{Claimed, Settle};
+
+use crate::calls::RunCalls;
+use crate::config::HostConfig;
+use crate::surroundings::Surroundings;
+
+/// A claimed job on its way through this host. Shared by the control loop and the worker that runs it.
+pub(crate) struct Run {
+    pub(crate) claimed: Claimed,
+    pub(crate) handler: Arc<dyn Handler>,
+    pub(crate) calls: Arc<RunCalls>,
+    pub(crate) stop: Arc<StopSignal>,
+    /// The timeout in force, if any.
+    pub(crate) timeout: Option<Duration>,
+    /// Set by the worker when it begins, on the boot-time clock; read by the control loop for the deadline.
+    pub(crate) started: OnceLock<Duration>,
+}
+
+/// A run that is over and what is to be written about it.
+pub(crate) struct Ended {
+    pub(crate) run: Arc<Run>,
+    pub(crate) settle: Settle,
+}
+
+/// Runs that wait for a worker, and ends that wait for the control loop.
+///
+/// Bounded by what the control loop claims: workers plus prefetch.
+pub(crate) struct Lanes {
+    queue: Mutex<VecDeque<Arc<Run>>>,
+    queued: Semaphore,
+    ended: Mutex<Vec<Ended>>,
+    pub(crate) news: Notify,
+}
+
+impl Lanes {
+    pub(crate) fn new() -> Self {
+        Lanes { queue: Mutex::default(), queued: Semaphore::new(0), ended: Mutex::default(), news: Notify::new() }
+    }
+
+    pub(crate) fn push(&self, runs: impl IntoIterator<Item = Arc<Run>>) {
+        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = queue.len();
+        queue.extend(runs);
+        let added = queue.len() - before;
+        drop(queue);
+        self.queued.add_permits(added);
+    }
+
+    /// Takes back every run that no worker has begun.
+    pub(crate) fn take_queued(&self) -> Vec<Arc<Run>> {
+        let taken: Vec<_> = self.queue.lock().unwrap_or_else(PoisonError::into_inner).drain(..).collect();
+        // A worker that has a permit but finds the queue empty simply waits again.
+        self.queued.forget_permits(taken.len());
+        taken
+    }
+
+    pub(crate) fn take_ended(&self) -> Vec<Ended> {
+        std::mem::take(&mut *self.ended.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The next run. Dropping the future loses nothing: a run is taken from the queue after the last await.
+    async fn next(&self) -> Arc<Run> {
+        loop {
+            // Closing the semaphore is how workers end; they are aborted with their runtime instead.
+            if let Ok(permit) = self.queued.acquire().await {
+                permit.forget();
+            }
+            if let Some(run) = self.queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front() {
+                return run;
+            }
+        }
+    }
+
+    fn end(&self, ended: Ended) {
+        self.ended.lock().unwrap_or_else(PoisonError::into_inner).push(ended);
+        self.news.notify_one();
+    }
+}
+
+/// A worker: runs one job after another until it is aborted, which happens only when the host is gone.
+pub(crate) async fn work(lanes: Arc<Lanes>, config: Arc<HostConfig>, surroundings: Arc<dyn Surroundings>) {
+    loop {
+        let run = lanes.next().await;
+        let began = surroundings.boot();
+        let _ = run.started.set(began);
+        let outcome = execute(&run).await;
+        let took = surroundings.boot().saturating_sub(began);
+        let settle = settle_of(&run, outcome, took, &config, &*surroundings);
+        lanes.end(Ended { run, settle });
+    }
+}
+
+async fn execute(run: &Arc<Run>) -> Outcome {
+    // Asked once more on this side: a run that was stopped while it waited must not begin.
+    if let Some(reason) = run.stop.reason() {
+        return stopped_before_start(reason, run.timeout);
+    }
+    let Claimed { id, run: number, attempt, lane, payload, metadata, trace_parent, keyed, token, .. } = &run.claimed;
+    let info = AttemptInfo {
+        job_id: *id,
+        contract: lane.declarations.contract.clone(),
+        handler: lane.declarations.handler.clone(),
+        payload: Arc::clone(payload),
+        run: *number,
+        attempt: *attempt,
+        queue: lane.queue.clone(),
+        metadata: metadata.clone(),
+        trace_parent: trace_parent.clone(),
+        time_left: run.timeout,
+        fencing_token: keyed.then(|| token.0.to_string()),
+    };
+    let calls: Arc<dyn HostCalls> = Arc::<RunCalls>::clone(&run.calls);
+    let attempt = AssertUnwindSafe(run.handler.run(info, calls, Arc::clone(&run.stop)));
+    match attempt.catch_unwind().await {
+        Ok(outcome) => outcome,
+        Err(panic) => Outcome::Observed(Observed::Trapped(format!("the host panicked while it ran the handler: {}", panic_text(&*panic)))),
+    }
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
+    panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
+}
+
+fn stopped_before_start(reason: StopReason, timeout: Option<Duration>) -> Outcome {
+    Outcome::Observed(match reason {
+        StopReason::TimedOut => Observed::TimedOut(timeout.unwrap_or_default()),
+        StopReason::Cancelled => Observed::Cancelled,
+        StopReason::HandBack => Observed::HandedBack("the host gave it back before it began".to_owned()),
+    })
+}
+
+fn settle_of(run: &Run, outcome: Outcome, took: Duration, config: &HostConfig, surroundings: &dyn Surroundings) -> Settle {
+    run.calls.close();
+    let stamp = &run.claimed.stamp;
+    let facts = RunFacts {
+        attempt: run.claimed.attempt,
+        retry: stamp.retry.as_ref().map(|stamped| &stamped.value).or(config.default_retry.as_ref()),
+        timeout: stamp.timeout.as_ref().map(|stamped| &stamped.value).or(config.default_timeout.as_ref()),
+        now: surroundings.now(),
+        draw: surroundings.draw(),
+    };
+    let ending = match end_of(outcome, &facts) {
+        // Somebody asked for the end of this job: whatever would start it again does not.
+        Ending::Retry { .. } | Ending::Snooze { .. } | Ending::HandBack { .. } if run.calls.is_cancelled() => {
+            Ending::Deleted { message: "cancelled".to_owned() }
+        }
+        ending => ending,
+    };
+    let completed = matches!(ending, Ending::Completed { .. });
+    let conflict = Outcome::Said(warp_domain::ending::Said::Retryable(
+        "shared state changed while the attempt ran; nothing of it was written".to_owned(),
+    ));
+    let (children, state) = if completed { (run.calls.take_children(), run.calls.take_state()) } else { (Vec::new(), Vec::new()) };
+    Settle {
+        handle: run.claimed.handle,
+        token: run.claimed.token,
+        ending,
+        on_conflict: end_of(conflict, &facts),
+        output: run.calls.take_output(),
+        children,
+        state,
+        took,
+    }
+}
+
+/// A settle that gives a run back although no worker has begun it.
+pub(crate) fn hand_back(run: &Run, message: &str) -> Settle {
+    run.calls.close();
+    let cancelled = run.calls.is_cancelled();
+    let ending =
+        if cancelled { Ending::Deleted { message: "cancelled".to_owned() } } else { Ending::HandBack { message: message.to_owned() } };
+    Settle {
+        handle: run.claimed.handle,
+        token: run.claimed.token,
+        on_conflict: ending.clone(),
+        ending,
+        output: run.calls.take_output(),
+        children: Vec::new(),
+        state: Vec::new(),
+        took: Duration::ZERO,
+    }
+}

@@ -1,0 +1,113 @@
+//! `cargo xtask test`: every test that a change can break, on a machine that has only rustup and a C compiler.
+//!
+//! Prints the runner's output as it comes and ends with one line that counts all of it.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Command, ExitCode, Stdio};
+
+use anyhow::{Context, Result};
+
+use crate::{plugins, tidy};
+
+/// The command line.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Only packages whose name contains this
+    #[arg(long, value_name = "TEXT")]
+    package: Option<String>,
+    /// Leave the plugins as they are
+    #[arg(long)]
+    skip_plugins: bool,
+}
+
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Tally {
+    passed: u64,
+    failed: u64,
+    ignored: u64,
+}
+
+impl Tally {
+    /// Takes the counts out of a line such as `test result: ok. 3 passed; 0 failed; 1 ignored; …`.
+    fn add(&mut self, line: &str) {
+        let Some(counts) = line.strip_prefix("test result: ").and_then(|rest| rest.split_once(". ")).map(|(_, counts)| counts) else {
+            return;
+        };
+        for count in counts.split(';') {
+            let mut words = count.split_whitespace();
+            if let (Some(Ok(number)), Some(what)) = (words.next().map(str::parse::<u64>), words.next()) {
+                match what {
+                    "passed" => self.passed += number,
+                    "failed" => self.failed += number,
+                    "ignored" => self.ignored += number,
+                    _ => {}
+                }
+            }
+        }
+    }
+}
+
+/// Runs everything; the exit code says whether all of it passed.
+pub fn run(root: &Path, args: &Args) -> Result<ExitCode> {
+    let mut broken = Vec::new();
+    if args.package.is_none() {
+        if tidy::run(root, &tidy::Args {})? != ExitCode::SUCCESS {
+            broken.push("tidy".to_owned());
+        }
+        if !cargo(root, &["fmt", "--all", "--check"])? {
+            broken.push("formatting (run `cargo fmt --all`)".to_owned());
+        }
+    }
+    if !args.skip_plugins && plugins::run(root, &plugins::Args::everything())? != ExitCode::SUCCESS {
+        broken.push("plugins".to_owned());
+    }
+    let mut tally = Tally::default();
+    let packages = match &args.package {
+        Some(text) => vec!["--package".to_owned(), format!("*{text}*")],
+        None => vec!["--workspace".to_owned()],
+    };
+    // Ends in the libraries' tests, binaries and integration tests; there are no examples in doc comments that
+    // would be worth a second linking of everything.
+    let mut child = Command::new(env!("CARGO"))
+        .args(["test", "--no-fail-fast", "--lib", "--bins", "--tests"])
+        .args(packages)
+        .current_dir(root)
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("cargo test")?;
+    let output = child.stdout.take().context("cargo test's output")?;
+    let mut screen = std::io::stdout().lock();
+    for line in BufReader::new(output).split(b'\n') {
+        let line = String::from_utf8_lossy(&line?).into_owned();
+        tally.add(&line);
+        writeln!(screen, "{line}")?;
+    }
+    drop(screen);
+    if !child.wait()?.success() {
+        broken.push("tests".to_owned());
+    }
+    for what in &broken {
+        println!("broken: {what}");
+    }
+    println!("{} passed, {} failed, {} skipped", tally.passed, tally.failed, tally.ignored);
+    Ok(if broken.is_empty() && tally.failed == 0 && tally.passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn cargo(root: &Path, args: &[&str]) -> Result<bool> {
+    Ok(Command::new(env!("CARGO")).args(args).current_dir(root).status().with_context(|| format!("cargo {}", args.join(" ")))?.success())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_are_added_up() {
+        let mut tally = Tally::default();
+        tally.add("test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s");
+        tally.add("test result: FAILED. 2 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s");
+        tally.add("test some::test ... ok");
+        assert_eq!(tally, Tally { passed: 5, failed: 1, ignored: 1 });
+    }
+}

@@ -79,10 +79,10 @@ def read_payload(text):
     file = payload.get("file")
     # The host refuses a path that leaves the folder anyway. Checked here too, so that the failure names the field.
     if not isinstance(file, str) or not is_inside(file):
-        raise permanent(f"file must be a path below the folder in, without empty parts, . or ..: {file!r}")
+        raise permanent(f"file must be a path below the folder in, without empty parts, . or ..: {repr(file)[:200]}")
     delimiter = payload.get("delimiter", ",")
     if delimiter not in (",", ";", "\t", "|"):
-        raise permanent(f"delimiter must be a comma, semicolon, tab or bar: {delimiter!r}")
+        raise permanent(f"delimiter must be a comma, semicolon, tab or bar: {repr(delimiter)[:80]}")
     return file, delimiter
 
 

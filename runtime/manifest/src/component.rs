@@ -13,6 +13,8 @@ use wasmparser::{Chunk, ComponentExternalKind, ComponentTypeRef, Encoding, Parse
 pub const SECTION: &str = "warp:manifest";
 /// The longest manifest, in bytes, packed or beside the file.
 pub const MAX_MANIFEST_BYTES: usize = 64 << 10;
+/// The highest kind of section that a component may have.
+const LAST_SECTION: u8 = 12;
 /// Nesting beyond this is refused; the engine allows less.
 const DEEPEST: usize = 100;
 
@@ -198,6 +200,12 @@ fn walk(bytes: &[u8]) -> Result<Walked<'_>, ComponentError> {
     let mut outer: Vec<Parser> = Vec::new();
     let mut rest = bytes;
     loop {
+        // A component has no code of its own, so at the top level every step but the first begins a section. Told
+        // apart here, garbage behind the end is not mistaken for a section that is cut off.
+        if let (true, Some(&kind)) = (outer.is_empty() && rest.len() < bytes.len(), rest.first().filter(|kind| **kind > LAST_SECTION)) {
+            let offset = (bytes.len() - rest.len()) as u64;
+            return Err(ComponentError::Malformed { offset, message: format!("there is no section of kind {kind}") });
+        }
         // Only at the very end may a section be missing; told so earlier, the parser could not say "truncated".
         let chunk = parser.parse(rest, rest.is_empty()).map_err(malformed)?;
         let (consumed, payload) = match chunk {

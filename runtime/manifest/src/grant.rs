@@ -71,7 +71,7 @@ pub struct GrantedFile {
 ///
 /// # Errors
 /// One refusal that names everything that is missing and prints the block to paste.
-pub fn check_grant(manifest: &Manifest, grant: Option<&Grant>) -> Result<Granted, Refusal> {
+pub fn check_grant(manifest: &Manifest, grant: Option<&Grant>) -> Result<Granted, Box<Refusal>> {
     let none = Grant::default();
     let grant = grant.unwrap_or(&none);
     let asked = &manifest.capabilities;
@@ -99,7 +99,7 @@ pub fn check_grant(manifest: &Manifest, grant: Option<&Grant>) -> Result<Granted
     let location = Location { file: manifest.file.clone(), at: None, key: "capabilities".to_owned() };
     let problem = format!("plugin `{name}` asks for {} and is not granted that", lacking.join(", "));
     let remedy = format!("run `warp-host grant {name}`, or write into warp.toml:\n\n{}", block(manifest, grant));
-    Err(Refusal { kind: RefusalKind::Grant, location, problem, remedy })
+    Err(Box::new(Refusal { kind: RefusalKind::Grant, location, problem, remedy }))
 }
 
 /// The `[grant.<plugin>]` table that grants everything the manifest asks for, with directories beside `warp.toml`.

@@ -197,7 +197,8 @@ fn handlers<'t>(reader: &mut Reader<'t>, root: &View<'t>, keys: &mut Vec<PlacedK
         };
         handlers.insert(name.to_owned(), (PlaceOf { at, path: table.path.clone(), handles }, handler));
     }
-    if handlers.is_empty() && root.get("handler").is_none() {
+    let no_table = root.get("handler").is_none_or(|node| node.value.as_table().is_some_and(DeTable::is_empty));
+    if no_table {
         reader.missing(root, "handler", "write `[handler.<name>]`, named like the contract that it runs");
     }
     handlers

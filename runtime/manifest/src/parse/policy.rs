@@ -103,13 +103,18 @@ fn concurrency<'t>(reader: &mut Reader<'t>, view: &View<'t>, kind: ConcurrencyKi
             reader.wrong(&node, "a mutex admits one and takes no limit", "remove it, or write `semaphore` instead of `mutex`");
             None
         }
+        (ConcurrencyKind::Semaphore, Some(node)) if is_zero(&node) => {
+            let remedy = "write 1 or more; an operator pauses a key with `warp-host limits set`";
+            reader.wrong(&node, "a limit of 0 would let no job of the key run", remedy);
+            None
+        }
         (ConcurrencyKind::Semaphore, Some(node)) => reader.whole(&node, 1..=u32::MAX),
         (ConcurrencyKind::Semaphore, None) => {
             reader.missing(view, "limit", "write how many may run at once, such as `limit = 5`");
             None
         }
     };
-    let weight = weight(reader, view, limit);
+    let weight = weight(reader, view, kind, limit);
     let mode = reader.choice_or(view, "mode", MODES, default_mode);
     let order = reader.choice_or(view, "order", &[("any", Order::Any), ("fifo", Order::Fifo)], Order::Any);
     if let (Order::Fifo, Mode::Skip, Some(node)) = (order, mode, view.get("order")) {
@@ -120,18 +125,26 @@ fn concurrency<'t>(reader: &mut Reader<'t>, view: &View<'t>, kind: ConcurrencyKi
         reader.wrong(&node, problem, "write `mode = \"wait\"`, or remove `order`");
     }
     let on_retry = reader.choice_or(view, "on_retry", &[("block", OnRetry::Block), ("pass", OnRetry::Pass)], OnRetry::Block);
-    if let (Order::Any, Some(node)) = (order, view.get("on_retry")) {
+    let ordered = view.get("order").is_some_and(|node| node.value.as_str() != Some("any"));
+    if let (false, Some(node)) = (ordered, view.get("on_retry")) {
         reader.wrong(&node, "says who goes first, and no order is declared", "write `order = \"fifo\"`, or remove it");
     }
     Some(Concurrency { kind, keys: keys?, limit: limit?, weight: weight?, mode, order, on_retry })
 }
 
-fn weight<'t>(reader: &mut Reader<'t>, view: &View<'t>, limit: Option<u32>) -> Option<u32> {
+fn is_zero(node: &Node<'_>) -> bool {
+    node.value.as_integer().is_some_and(|written| written.as_str().bytes().all(|b| matches!(b, b'0' | b'+' | b'-' | b'_')))
+}
+
+fn weight<'t>(reader: &mut Reader<'t>, view: &View<'t>, kind: ConcurrencyKind, limit: Option<u32>) -> Option<u32> {
     let Some(node) = view.get("weight") else { return Some(1) };
     let weight = reader.whole(&node, 1..=u32::MAX)?;
     if let Some(limit) = limit.filter(|limit| weight > *limit) {
-        let problem = format!("weight {weight} is above the limit {limit}, so the job could never run");
-        reader.wrong(&node, problem, "raise the limit, or lower the weight");
+        let remedy = match kind {
+            ConcurrencyKind::Mutex => "remove it, or write `semaphore` with a limit instead of `mutex`",
+            ConcurrencyKind::Semaphore => "raise the limit, or lower the weight",
+        };
+        reader.wrong(&node, format!("weight {weight} is above the limit {limit}, so the job could never run"), remedy);
         return None;
     }
     Some(weight)

@@ -1,0 +1,571 @@
+//! Every setting, its value, and where the value came from.
+//!
+//! A flag outranks the environment (`WARP_…`), which outranks `warp.toml`, which outranks the default. What must
+//! stay true: a key of `warp.toml` that this version does not know is refused with its line and the nearest
+//! known key, so that a misspelt setting never silently does nothing; and every value can say its origin.
+//!
+//! Relative paths in `warp.toml` are relative to that file; those of flags and environment to the working
+//! directory.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use toml_edit::{Document, Item, Table, Value};
+use warp_domain::policy::{Retry, Timeout, TimeoutMode};
+use warp_domain::units;
+use warp_manifest::Grant;
+use warp_store::Retention;
+
+use crate::args::{self, Cli, Command, RunArgs};
+use crate::failure::{Failure, Outcome};
+use crate::grants;
+
+/// The file that is looked for in the working directory.
+pub const FILE: &str = "warp.toml";
+
+/// Where a value came from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Origin {
+    /// Nobody said anything.
+    Default,
+    /// A line of the file.
+    File {
+        /// As it was named.
+        path: PathBuf,
+        /// Counted from 1.
+        line: usize,
+    },
+    /// A variable of the environment.
+    Env(&'static str),
+    /// A flag.
+    Flag(&'static str),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Origin::Default => f.write_str("default"),
+            Origin::File { path, line } => write!(f, "{}:{line}", path.display()),
+            Origin::Env(name) => f.write_str(name),
+            Origin::Flag(name) => f.write_str(name),
+        }
+    }
+}
+
+/// A value and where it came from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Setting<T> {
+    /// The value.
+    pub value: T,
+    /// Where it came from.
+    pub origin: Origin,
+}
+
+/// How log lines look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One object per line.
+    Json,
+}
+
+/// Everything that can be set.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// The job database.
+    pub database_url: Setting<String>,
+    /// The directory of plugins.
+    pub plugins: Setting<PathBuf>,
+    /// Where compiled code is kept.
+    pub cache: Setting<PathBuf>,
+    /// How many jobs run at once.
+    pub workers: Setting<u32>,
+    /// Which queues are served.
+    pub queues: Setting<Vec<String>>,
+    /// How many jobs are claimed ahead of free workers, at most.
+    pub prefetch: Setting<u32>,
+    /// How long running jobs may take when the host stops.
+    pub grace: Setting<Duration>,
+    /// How long a silent host keeps its jobs.
+    pub lease: Setting<Duration>,
+    /// How long Completed jobs are kept; `None` is for ever.
+    pub retention_completed: Setting<Option<Duration>>,
+    /// How long Deleted jobs are kept.
+    pub retention_deleted: Setting<Option<Duration>>,
+    /// How long Failed jobs are kept.
+    pub retention_failed: Setting<Option<Duration>>,
+    /// What applies to jobs for which nobody declares a retry policy.
+    pub default_retry: Setting<Option<Retry>>,
+    /// What applies to jobs for which nobody declares a timeout.
+    pub default_timeout: Setting<Option<Timeout>>,
+    /// Which log lines are printed.
+    pub log_level: Setting<String>,
+    /// How they look.
+    pub log_format: Setting<LogFormat>,
+    /// What each plugin is granted, with the line of its table.
+    pub grants: BTreeMap<String, (Grant, Origin)>,
+    /// The file that was read, or that `grant` would create.
+    pub file: PathBuf,
+    /// Whether to print for machines; a flag alone, no setting.
+    pub json: bool,
+}
+
+impl Config {
+    /// How long ended jobs are kept.
+    pub fn retention(&self) -> Retention {
+        Retention {
+            completed: self.retention_completed.value,
+            deleted: self.retention_deleted.value,
+            failed: self.retention_failed.value,
+        }
+    }
+
+    /// A path of `warp.toml`, such as a granted directory, as this process can open it.
+    pub fn beside_file(&self, path: &Path) -> PathBuf {
+        beside(&self.file, path)
+    }
+
+    /// Every setting as name, value and origin, in the order of the documentation.
+    pub fn rows(&self) -> Vec<(String, String, String)> {
+        fn row<T>(name: &str, setting: &Setting<T>, show: impl Fn(&T) -> String) -> (String, String, String) {
+            (name.to_owned(), show(&setting.value), setting.origin.to_string())
+        }
+        fn keep(span: &Option<Duration>) -> String {
+            span.map_or_else(|| "forever".to_owned(), units::format_duration)
+        }
+        // Without `..`, so that a new setting cannot be forgotten here.
+        let Config {
+            database_url,
+            plugins,
+            cache,
+            workers,
+            queues,
+            prefetch,
+            grace,
+            lease,
+            retention_completed,
+            retention_deleted,
+            retention_failed,
+            default_retry,
+            default_timeout,
+            log_level,
+            log_format,
+            grants,
+            file: _,
+            json: _,
+        } = self;
+        let mut rows = vec![
+            row("database_url", database_url, |url| without_password(url)),
+            row("plugins", plugins, |path| path.display().to_string()),
+            row("cache", cache, |path| path.display().to_string()),
+            row("workers", workers, u32::to_string),
+            row("queues", queues, |names| names.join(",")),
+            row("prefetch", prefetch, u32::to_string),
+            row("grace", grace, |span| units::format_duration(*span)),
+            row("lease", lease, |span| units::format_duration(*span)),
+            row("retention.completed", retention_completed, keep),
+            row("retention.deleted", retention_deleted, keep),
+            row("retention.failed", retention_failed, keep),
+            row("defaults.retry", default_retry, |retry| retry.as_ref().map_or_else(|| "none".to_owned(), retry_text)),
+            row("defaults.timeout", default_timeout, |timeout| timeout.as_ref().map_or_else(|| "none".to_owned(), timeout_text)),
+            row("log.level", log_level, Clone::clone),
+            row("log.format", log_format, |format| match format {
+                LogFormat::Text => "text".to_owned(),
+                LogFormat::Json => "json".to_owned(),
+            }),
+        ];
+        rows.extend(
+            grants.iter().map(|(name, (grant, origin))| (format!("grant.{name}"), grants::in_words(grant), origin.to_string())),
+        );
+        rows
+    }
+}
+
+/// A retry policy in the form that `--retry` reads.
+pub fn retry_text(retry: &Retry) -> String {
+    let delays: Vec<_> = retry.delays.iter().map(|delay| units::format_duration(*delay)).collect();
+    let mut text = retry.max.to_string();
+    if !delays.is_empty() {
+        text = format!("{text}:{}", delays.join(","));
+    }
+    if retry.jitter_permille > 0 {
+        text = format!("{text}~{}", f64::from(retry.jitter_permille) / 1000.0);
+    }
+    text
+}
+
+/// A timeout in the form that `--timeout` reads.
+pub fn timeout_text(timeout: &Timeout) -> String {
+    let mode = match timeout.mode {
+        TimeoutMode::Fail => "fail",
+        TimeoutMode::Delete => "delete",
+    };
+    format!("{}:{mode}", units::format_duration(timeout.per_attempt))
+}
+
+/// A connection text without its password, for printing.
+pub fn without_password(url: &str) -> String {
+    match (url.find("://"), url.rfind('@')) {
+        (Some(scheme), Some(at)) if scheme + 3 <= at => match url[scheme + 3..at].find(':') {
+            Some(colon) => format!("{}:***{}", &url[..scheme + 3 + colon], &url[at..]),
+            None => url.to_owned(),
+        },
+        _ => url.to_owned(),
+    }
+}
+
+/// What the outside world says, so that a test can say something else.
+pub struct Outside<'a> {
+    /// A variable of the environment.
+    pub env: &'a dyn Fn(&str) -> Option<String>,
+    /// Cores that this process may use.
+    pub cores: u32,
+}
+
+/// Reads file, environment and flags.
+///
+/// # Errors
+/// With the file and line, the variable or the flag, and what to write instead.
+pub fn load(cli: &Cli, outside: &Outside<'_>) -> Outcome<Config> {
+    let (path, asked) = match (&cli.config, (outside.env)("WARP_CONFIG")) {
+        (Some(path), _) => (path.clone(), true),
+        (None, Some(path)) => (PathBuf::from(path), true),
+        (None, None) => (PathBuf::from(FILE), false),
+    };
+    let text = match std::fs::read_to_string(&path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound && !asked => String::new(),
+        Err(error) => return Err(Failure::usage(format!("failed to read the configuration {}: {error}", path.display()))),
+    };
+    let file = File::parse(&path, &text).map_err(Failure::usage)?;
+    let none = RunArgs::default();
+    let (run, plugins) = match &cli.command {
+        Command::Run(run) => (run, &run.plugins),
+        Command::Plugins(args) => (&none, &args.plugins),
+        Command::Grant(args) => (&none, &args.plugins),
+        Command::Bench(args) => (&none, &args.plugins),
+        _ => (&none, &None),
+    };
+    let config = resolve(&file, run, plugins.as_deref(), cli.database_url.as_deref(), outside).map_err(Failure::usage)?;
+    Ok(Config { json: cli.json, ..config })
+}
+
+fn resolve(file: &File, run: &RunArgs, plugins: Option<&Path>, url: Option<&str>, outside: &Outside<'_>) -> Result<Config, String> {
+    let text = |path: &Option<PathBuf>| path.as_ref().map(|path| path.to_string_lossy().into_owned());
+    let plugins_flag = plugins.map(|path| path.to_string_lossy().into_owned());
+    let layers = Layers { file, env: outside.env };
+    let keep = |text: &str| match text {
+        "forever" => Ok(None),
+        span => units::parse_duration(span).map(Some).map_err(|error| format!("{error}; or `forever`")),
+    };
+    let retention = Retention::default();
+    let config = Config {
+        database_url: layers.get("database_url", "WARP_DATABASE_URL", Some(("--database-url", url)), "sqlite:warp.db".to_owned(), |url| {
+            Ok(url.to_owned())
+        })?,
+        plugins: layers.path("plugins", "WARP_PLUGINS", ("--plugins", plugins_flag.as_deref()), "plugins")?,
+        cache: layers.path("cache", "WARP_CACHE", ("--cache", text(&run.cache).as_deref()), ".warp-cache")?,
+        workers: layers.get(
+            "workers",
+            "WARP_WORKERS",
+            Some(("--workers", run.workers.as_deref())),
+            (2 * outside.cores).clamp(4, MOST_WORKERS),
+            |text| at_most(text, 1, MOST_WORKERS),
+        )?,
+        queues: layers.get("queues", "WARP_QUEUES", Some(("--queues", run.queues.as_deref())), vec!["default".to_owned()], queue_names)?,
+        prefetch: layers.get("prefetch", "WARP_PREFETCH", Some(("--prefetch", run.prefetch.as_deref())), 1024, |text| at_most(text, 0, 10_000))?,
+        grace: layers.get("grace", "WARP_GRACE", Some(("--grace", run.grace.as_deref())), Duration::from_secs(30), span)?,
+        lease: layers.get("lease", "WARP_LEASE", Some(("--lease", run.lease.as_deref())), Duration::from_secs(15), |text| {
+            let lease = span(text)?;
+            // A host stops its runs 3 s before its lease can lapse, and must have had time to renew it before.
+            if lease < SHORTEST_LEASE {
+                return Err(format!("a lease of {text} is too short; {} is the least", units::format_duration(SHORTEST_LEASE)));
+            }
+            Ok(lease)
+        })?,
+        retention_completed: layers.get("retention.completed", "WARP_RETENTION_COMPLETED", None, retention.completed, keep)?,
+        retention_deleted: layers.get("retention.deleted", "WARP_RETENTION_DELETED", None, retention.deleted, keep)?,
+        retention_failed: layers.get("retention.failed", "WARP_RETENTION_FAILED", None, retention.failed, keep)?,
+        default_retry: layers.get("defaults.retry", "WARP_DEFAULT_RETRY", None, None, |text| args::parse_retry(text).map(Some))?,
+        default_timeout: layers.get("defaults.timeout", "WARP_DEFAULT_TIMEOUT", None, None, |text| args::parse_timeout(text).map(Some))?,
+        log_level: layers.get(
+            "log.level",
+            "WARP_LOG",
+            Some(("--log-level", run.log_level.as_deref())),
+            "info".to_owned(),
+            |text| Ok(text.to_owned()),
+        )?,
+        log_format: layers.get("log.format", "WARP_LOG_FORMAT", Some(("--log-format", run.log_format.as_deref())), LogFormat::Text, |text| {
+            match text {
+                "text" => Ok(LogFormat::Text),
+                "json" => Ok(LogFormat::Json),
+                other => Err(format!("{other:?} is not a log format; write `text` or `json`")),
+            }
+        })?,
+        grants: file.grants.clone(),
+        file: file.path.clone(),
+        json: false,
+    };
+    Ok(Config { database_url: file.anchored_url(config.database_url), ..config })
+}
+
+const MOST_WORKERS: u32 = 1024;
+const SHORTEST_LEASE: Duration = Duration::from_secs(6);
+
+fn span(text: &str) -> Result<Duration, String> {
+    units::parse_duration(text).map_err(|error| error.to_string())
+}
+
+fn at_most(text: &str, least: u32, most: u32) -> Result<u32, String> {
+    match text.trim().parse() {
+        Ok(number) if (least..=most).contains(&number) => Ok(number),
+        _ => Err(format!("{text:?} is not a number from {least} to {most}")),
+    }
+}
+
+fn queue_names(text: &str) -> Result<Vec<String>, String> {
+    let mut names = Vec::new();
+    for name in text.split(',').map(str::trim) {
+        warp_store::codec::check_name("queue", name)?;
+        if !names.iter().any(|known| known == name) {
+            names.push(name.to_owned());
+        }
+    }
+    Ok(names)
+}
+
+/// The layers above the default, and how one value is looked up in them.
+struct Layers<'a> {
+    file: &'a File,
+    env: &'a dyn Fn(&str) -> Option<String>,
+}
+
+impl Layers<'_> {
+    fn get<T>(
+        &self,
+        key: &str,
+        env: &'static str,
+        flag: Option<(&'static str, Option<&str>)>,
+        default: T,
+        read: impl Fn(&str) -> Result<T, String>,
+    ) -> Result<Setting<T>, String> {
+        let (text, origin) = if let Some((name, Some(text))) = flag {
+            (text.to_owned(), Origin::Flag(name))
+        } else if let Some(text) = (self.env)(env) {
+            (text, Origin::Env(env))
+        } else if let Some((text, line)) = self.file.values.get(key) {
+            (text.clone(), Origin::File { path: self.file.path.clone(), line: *line })
+        } else {
+            return Ok(Setting { value: default, origin: Origin::Default });
+        };
+        let value = read(&text).map_err(|why| match &origin {
+            Origin::File { .. } => format!("{origin}: {key}: {why}"),
+            _ => format!("{origin}: {why}"),
+        })?;
+        Ok(Setting { value, origin })
+    }
+
+    fn path(&self, key: &str, env: &'static str, flag: (&'static str, Option<&str>), default: &str) -> Result<Setting<PathBuf>, String> {
+        let mut setting = self.get(key, env, Some(flag), PathBuf::from(default), |text| match text {
+            "" => Err("a path must not be empty".to_owned()),
+            text => Ok(PathBuf::from(text)),
+        })?;
+        if matches!(setting.origin, Origin::File { .. }) {
+            setting.value = beside(&self.file.path, &setting.value);
+        }
+        Ok(setting)
+    }
+}
+
+/// The kinds of values in the file.
+#[derive(Clone, Copy)]
+enum Kind {
+    Text,
+    Number,
+    Texts,
+    Retry,
+    Timeout,
+}
+
+/// Every key that the file may have, tables written with dots. `grant.<plugin>` is beside these.
+const KEYS: [(&str, Kind); 15] = [
+    ("database_url", Kind::Text),
+    ("plugins", Kind::Text),
+    ("cache", Kind::Text),
+    ("workers", Kind::Number),
+    ("queues", Kind::Texts),
+    ("prefetch", Kind::Number),
+    ("grace", Kind::Text),
+    ("lease", Kind::Text),
+    ("retention.completed", Kind::Text),
+    ("retention.deleted", Kind::Text),
+    ("retention.failed", Kind::Text),
+    ("defaults.retry", Kind::Retry),
+    ("defaults.timeout", Kind::Timeout),
+    ("log.level", Kind::Text),
+    ("log.format", Kind::Text),
+];
+const TABLES: [&str; 4] = ["retention", "defaults", "log", "grant"];
+
+/// The file, read: each value in the text form of its flag, with its line.
+struct File {
+    path: PathBuf,
+    values: BTreeMap<&'static str, (String, usize)>,
+    grants: BTreeMap<String, (Grant, Origin)>,
+}
+
+impl File {
+    fn parse(path: &Path, text: &str) -> Result<File, String> {
+        let document = Document::parse(text).map_err(|error| {
+            let line = error.span().map_or(1, |span| line_of(text, span.start));
+            format!("{}:{line}: {}", path.display(), error.message())
+        })?;
+        let mut file = File { path: path.to_owned(), values: BTreeMap::new(), grants: BTreeMap::new() };
+        file.read_table(text, "", document.as_table())?;
+        Ok(file)
+    }
+
+    fn read_table(&mut self, text: &str, prefix: &str, table: &Table) -> Result<(), String> {
+        for (name, item) in table.iter() {
+            let key = table.key(name);
+            let start = key.and_then(|key| key.span()).or_else(|| item.span()).map_or(0, |span| span.start);
+            let line = line_of(text, start);
+            let here = format!("{}:{line}", self.path.display());
+            let full = format!("{prefix}{name}");
+            if prefix.is_empty() && TABLES.contains(&name) {
+                let inner = as_table(item).ok_or_else(|| format!("{here}: {name} must be a table"))?;
+                if name == "grant" {
+                    self.read_grants(text, &inner, line)?;
+                } else {
+                    self.read_table(text, &format!("{name}."), &inner)?;
+                }
+                continue;
+            }
+            let Some((known, kind)) = KEYS.iter().find(|(known, _)| *known == full) else {
+                let nearest = nearest(&full);
+                return Err(format!("{here}: unknown key `{full}`; the nearest that exists is `{nearest}`"));
+            };
+            let value = item.as_value().ok_or_else(|| format!("{here}: {full} must be a value, not a table"))?;
+            let text = value_text(*kind, value).map_err(|why| format!("{here}: {full}: {why}"))?;
+            self.values.insert(known, (text, line));
+        }
+        Ok(())
+    }
+
+    fn read_grants(&mut self, text: &str, table: &Table, table_line: usize) -> Result<(), String> {
+        let grants = grants::read(text).map_err(|(at, why)| format!("{}:{}: {why}", self.path.display(), line_of(text, at)))?;
+        for (plugin, grant) in grants {
+            let line = table.key(&plugin).and_then(|key| key.span()).map_or(table_line, |span| line_of(text, span.start));
+            self.grants.insert(plugin, (grant, Origin::File { path: self.path.clone(), line }));
+        }
+        Ok(())
+    }
+
+
+    /// A relative SQLite path of the file is relative to the file.
+    fn anchored_url(&self, url: Setting<String>) -> Setting<String> {
+        let from_file = matches!(url.origin, Origin::File { .. });
+        match url.value.strip_prefix("sqlite:") {
+            Some(path) if from_file => Setting { value: format!("sqlite:{}", beside(&self.path, Path::new(path)).display()), ..url },
+            _ => url,
+        }
+    }
+}
+
+fn beside(file: &Path, path: &Path) -> PathBuf {
+    match file.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.join(path),
+        _ => path.to_owned(),
+    }
+}
+
+/// A table however it was written: `[a]`, `a.b = …` or `a = { … }`.
+fn as_table(item: &Item) -> Option<Table> {
+    match item {
+        Item::Table(table) => Some(table.clone()),
+        Item::Value(Value::InlineTable(table)) => Some(table.clone().into_table()),
+        _ => None,
+    }
+}
+
+/// A value of the file in the text form that flag and environment have too.
+fn value_text(kind: Kind, value: &Value) -> Result<String, String> {
+    match (kind, value) {
+        (Kind::Text | Kind::Retry | Kind::Timeout, Value::String(text)) => Ok(text.value().clone()),
+        (Kind::Number, Value::Integer(number)) => Ok(number.value().to_string()),
+        (Kind::Texts, Value::Array(items)) => {
+            let texts: Option<Vec<_>> = items.iter().map(Value::as_str).collect();
+            match texts {
+                Some(texts) if texts.iter().any(|text| text.contains(',')) => Err("a name must not contain a comma".to_owned()),
+                Some(texts) => Ok(texts.join(",")),
+                None => Err("every element must be text".to_owned()),
+            }
+        }
+        (Kind::Retry, Value::InlineTable(table)) => retry_table(table),
+        (Kind::Timeout, Value::InlineTable(table)) => timeout_table(table),
+        (Kind::Text, _) => Err("must be text in quotes".to_owned()),
+        (Kind::Number, _) => Err("must be a whole number without quotes".to_owned()),
+        (Kind::Texts, _) => Err("must be a list of texts, such as [\"default\", \"reports\"]".to_owned()),
+        (Kind::Retry, _) => Err("write { max = 3, delays = [\"15s\", \"1m\"], jitter = 0.1 }".to_owned()),
+        (Kind::Timeout, _) => Err("write { per_attempt = \"30s\", mode = \"fail\" }".to_owned()),
+    }
+}
+
+/// `{ max = 3, delays = ["15s"], jitter = 0.1 }`, as in a manifest, as `3:15s~0.1`.
+fn retry_table(table: &toml_edit::InlineTable) -> Result<String, String> {
+    let (mut max, mut delays, mut jitter) = (None, String::new(), String::new());
+    for (name, value) in table.iter() {
+        match (name, value) {
+            ("max", Value::Integer(number)) => max = Some(number.value().to_string()),
+            ("delays", Value::Array(_)) => delays = format!(":{}", value_text(Kind::Texts, value)?),
+            ("jitter", Value::Float(number)) => jitter = format!("~{}", number.value()),
+            ("jitter", Value::Integer(number)) => jitter = format!("~{}", number.value()),
+            ("max" | "delays" | "jitter", _) => return Err(format!("`{name}` has the wrong type")),
+            (other, _) => return Err(format!("unknown key `{other}`; a retry has max, delays and jitter")),
+        }
+    }
+    let max = max.ok_or("a retry needs `max`")?;
+    Ok(format!("{max}{}{jitter}", if delays == ":" { "" } else { &delays }))
+}
+
+/// `{ per_attempt = "30s", mode = "fail" }`, as in a manifest, as `30s:fail`.
+fn timeout_table(table: &toml_edit::InlineTable) -> Result<String, String> {
+    let (mut span, mut mode) = (None, "fail");
+    for (name, value) in table.iter() {
+        match (name, value) {
+            ("per_attempt", Value::String(text)) => span = Some(text.value().as_str()),
+            ("mode", Value::String(text)) => mode = text.value(),
+            ("per_attempt" | "mode", _) => return Err(format!("`{name}` must be text in quotes")),
+            (other, _) => return Err(format!("unknown key `{other}`; a timeout has per_attempt and mode")),
+        }
+    }
+    Ok(format!("{}:{mode}", span.ok_or("a timeout needs `per_attempt`")?))
+}
+
+fn line_of(text: &str, at: usize) -> usize {
+    1 + text.as_bytes()[..at.min(text.len())].iter().filter(|byte| **byte == b'\n').count()
+}
+
+/// The known key that takes the fewest edits to reach.
+fn nearest(unknown: &str) -> &'static str {
+    let names = KEYS.iter().map(|(name, _)| *name).chain(["grant"]);
+    names.min_by_key(|name| edits(unknown, name)).unwrap_or("database_url")
+}
+
+/// Levenshtein's distance.
+pub fn edits(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, from) in a.chars().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
+        for (j, to) in b.iter().enumerate() {
+            let substituted = diagonal + usize::from(from != *to);
+            diagonal = row[j + 1];
+            row[j + 1] = substituted.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}

@@ -1,0 +1,115 @@
+//! The program: configuration, wiring, signals and exit codes.
+//!
+//! What must stay true: this crate is the only place that reads the environment and the wall clock; everything
+//! below takes them as arguments. A command prints its answer on standard output and everything else on standard
+//! error, and its exit code means what `--help` says.
+//!
+//! What it deliberately does not do: decide anything about jobs, keys or plugins. It asks the crates that do, and
+//! turns their answers into text.
+
+mod args;
+mod bench;
+mod clock;
+mod commands;
+mod config;
+mod failure;
+mod files;
+mod grants;
+mod json;
+mod progress;
+mod run;
+mod text;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+use warp_store::Store;
+
+use crate::args::{Cli, Command, HostsCommand};
+use crate::commands::{database, enqueue, jobs, keys, overview, plugin_files, project};
+use crate::config::{Config, Outside};
+use crate::failure::{Failure, Outcome};
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match dispatch(cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure { exit, error }) => {
+            if let Some(error) = error {
+                // Causes on one line, as every message of this program; what a guest wrote in them is harmless.
+                text::note(format!("error: {}", text::harmless(&format!("{error:#}"), true)));
+            }
+            ExitCode::from(exit as u8)
+        }
+    }
+}
+
+fn dispatch(cli: Cli) -> Outcome {
+    // These need neither settings nor database, and must work beside a broken warp.toml.
+    if let Command::Completions(args) = &cli.command {
+        return completions(args.shell);
+    }
+    let outside = Outside {
+        env: &|name| std::env::var(name).ok().filter(|value| !value.is_empty()),
+        cores: std::thread::available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX)),
+    };
+    let config = config::load(&cli, &outside)?;
+    let Cli { json, command, .. } = cli;
+    match command {
+        Command::Run(args) if args.print_config => print_config(&config),
+        Command::Run(args) => run::run(args, config),
+        Command::Bench(args) => bench::bench(args, config),
+        Command::Migrate(args) => block_on(database::migrate(&args, &config)),
+        Command::Backup(args) => block_on(database::backup(&args, &config)),
+        Command::Enqueue(args) => with_store(&config, async |store| enqueue::run(&args, store, json, clock::now()).await),
+        Command::Jobs(command) => with_store(&config, async |store| jobs::run(&command, store, json, &user(&outside), clock::now()).await),
+        Command::Keys(command) => with_store(&config, async |store| keys::keys(&command, store, json, clock::now()).await),
+        Command::Limits(command) => {
+            with_store(&config, async |store| keys::limits(&command, store, json, &user(&outside), clock::now()).await)
+        }
+        Command::Hosts(HostsCommand::List) => with_store(&config, async |store| overview::hosts(store, json, clock::now()).await),
+        Command::Status => with_store(&config, async |store| overview::status(store, json).await),
+        Command::New(args) => project::new(&args, json),
+        Command::Wit(args) => project::wit(&args),
+        Command::Plugins(_) => plugin_files::plugins(&config),
+        Command::Grant(args) => plugin_files::grant(&args, &config),
+        Command::Check(args) => plugin_files::check_files(&args, json),
+        Command::Inspect(args) => plugin_files::inspect(&args, json),
+        Command::Pack(args) => plugin_files::pack(&args, json),
+        Command::Diff(args) => plugin_files::diff(&args, json),
+        Command::Completions(args) => completions(args.shell),
+        _ => Ok(()),
+    }
+}
+
+fn completions(shell: clap_complete::Shell) -> Outcome {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "warp-host", &mut script);
+    text::print(String::from_utf8_lossy(&script))
+}
+
+fn print_config(config: &Config) -> Outcome {
+    let rows = config.rows();
+    if config.json {
+        let rows: Vec<_> = rows.into_iter().map(|(name, value, origin)| json::SettingRow { name, value, origin }).collect();
+        return text::print_json(&rows);
+    }
+    text::print(text::table(["SETTING", "VALUE", "FROM"], rows.into_iter().map(|(name, value, origin)| [name, value, origin])))
+}
+
+/// Who the history names as having done something.
+fn user(outside: &Outside<'_>) -> String {
+    ["WARP_USER", "USER", "LOGNAME"].into_iter().find_map(outside.env).unwrap_or_else(|| "operator".to_owned())
+}
+
+fn with_store(config: &Config, command: impl AsyncFnOnce(&dyn Store) -> Outcome) -> Outcome {
+    block_on(async {
+        let store = database::open(config).await?;
+        command(&store).await
+    })
+}
+
+/// One thread is enough for one command. `run` and `bench` build runtimes of their own.
+fn block_on<T>(future: impl Future<Output = Outcome<T>>) -> Outcome<T> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(future)
+}

@@ -37,17 +37,18 @@ impl Guest for Thumbnail {
         step("decode", 50.0)?;
         let image = scale::fit(image, request.width, request.height);
         step("scale", 75.0)?;
-        let encoded = scale::encode(&image, request.format)
-            .map_err(|e| Failure::Permanent(format!("failed to encode {}: {e}", request.target)))?;
+        let encoded =
+            scale::encode(&image, request.format).map_err(|e| Failure::Permanent(format!("failed to encode {}: {e}", request.target)))?;
         let (width, height) = (image.width(), image.height());
         step("encode", 90.0)?;
         write(&request.target, &attempt.job_id, &encoded)?;
         progress::report("thumbnail", 100.0);
 
-        log::write(log::Level::Info, "thumbnail written", &[
-            ("target".into(), request.target.clone()),
-            ("size".into(), format!("{width}x{height}")),
-        ]);
+        log::write(
+            log::Level::Info,
+            "thumbnail written",
+            &[("target".into(), request.target.clone()), ("size".into(), format!("{width}x{height}"))],
+        );
         Ok(Some(
             serde_json::json!({
                 "target": request.target,

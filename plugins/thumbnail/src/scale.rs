@@ -158,8 +158,8 @@ mod tests {
     }
 
     fn crc(bytes: &[u8]) -> u32 {
-        !bytes.iter().fold(!0, |crc: u32, &byte| {
-            (0..8).fold(crc ^ u32::from(byte), |c, _| if c & 1 == 1 { c >> 1 ^ 0xedb8_8320 } else { c >> 1 })
-        })
+        !bytes
+            .iter()
+            .fold(!0, |crc: u32, &byte| (0..8).fold(crc ^ u32::from(byte), |c, _| if c & 1 == 1 { c >> 1 ^ 0xedb8_8320 } else { c >> 1 }))
     }
 }

@@ -34,13 +34,18 @@ enum Command {
     Tidy(tidy::Args),
 }
 
-fn main() -> anyhow::Result<ExitCode> {
-    match Cli::parse().command {
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
         Command::Plugins(args) => plugins::run(&root(), &args),
         Command::Run(args) => run::run(&root(), &args),
         Command::Test(args) => test::run(&root(), &args),
         Command::Tidy(args) => tidy::run(&root(), &args),
-    }
+    };
+    result.unwrap_or_else(|error| {
+        // Not left to the runtime, which adds a backtrace of this program where the environment asks for one.
+        eprintln!("error: {error:#}");
+        ExitCode::FAILURE
+    })
 }
 
 /// The workspace. Cargo says where this crate lies; a binary started by itself remembers where it was built.

@@ -62,6 +62,9 @@ pub fn run(root: &Path, args: &Args) -> Result<ExitCode> {
     if !args.skip_plugins && plugins::run(root, &plugins::Args::everything())? != ExitCode::SUCCESS {
         broken.push("plugins".to_owned());
     }
+    if args.package.is_none() && !args.skip_plugins && plugins::run(root, &plugins::Args::every_test())? != ExitCode::SUCCESS {
+        broken.push("native tests of the plugins".to_owned());
+    }
     let mut tally = Tally::default();
     let packages = match &args.package {
         Some(text) => vec!["--package".to_owned(), format!("*{text}*")],

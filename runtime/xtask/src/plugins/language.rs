@@ -104,14 +104,24 @@ fn check_javascript(plugin: &Plugin, log: &Log) -> Result<(), Stop> {
 fn build_python(paths: &Paths, plugin: &Plugin, log: &Log) -> Result<PathBuf, Stop> {
     let tools = PythonTools::install(paths, log)?;
     let component = paths.work(plugin).join("component.wasm");
+    // From a copy, because the tool leaves compiled files beside the sources, and carries along what lies there.
+    let app = paths.work(plugin).join("app");
+    if app.exists() {
+        fs::remove_dir_all(&app)?;
+    }
+    fs::create_dir_all(&app)?;
+    for module in with_extension(&plugin.folder.join("src"), "py")? {
+        fs::copy(&module, app.join(module.file_name().unwrap_or_default()))?;
+    }
     log.run(
         tools
             .tool("componentize-py")
             .arg("--wit-path")
             .arg(&paths.wit)
-            .args(["--world", WORLD, "componentize", "app", "-p", "src", "-o"])
-            .arg(&component)
-            .current_dir(&plugin.folder),
+            .args(["--world", WORLD, "componentize", "app", "-p"])
+            .arg(&app)
+            .arg("-o")
+            .arg(&component),
     )?;
     Ok(component)
 }

@@ -1,0 +1,379 @@
+//! Claiming: which rows, under which policy, with which slots (slots.md B2).
+//!
+//! Rows are taken page by page, what is reserved for this host's lanes first, then what is ready, oldest due
+//! first. Each page is decided as a whole: policy, keys, ledger, writes. What is parked has left the ready index
+//! when the next page is read, so gated jobs in front hide nobody behind them.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+use sqlx::Row as _;
+use warp_domain::ending::{Ending, FailedReason};
+use warp_domain::ledger::{Candidate, Ledger, Refusal, Verdict, Want};
+use warp_domain::policy::{Declared, Stamp};
+use warp_domain::resolve::resolve;
+use warp_domain::{ClaimToken, HostId, JobHandle, JobId, KeyId, UnixMillis};
+use warp_store::codec::JsonPayload;
+use warp_store::{ClaimParams, Claimed, Exchanged, Lane};
+
+use crate::enqueue::{read_id, read_metadata};
+use crate::error::Fault;
+use crate::rows::{Audit, Event, Place, STATE_COLUMNS, StateRow, json_numbers, state_columns};
+use crate::settle;
+use crate::work::Work;
+
+/// The first page is what is wanted; later ones are larger, because candidates that park cost little.
+const PAGE: i64 = 64;
+const LARGEST_PAGE: i64 = 1024;
+/// Candidates that one exchange looks at. With more of them it answers `more` and is called again.
+const MOST_CANDIDATES: usize = 20_000;
+
+/// A page of one place over many lanes: each lane's oldest by its own limit, merged, cut, then joined to the job.
+/// A lane that was cut by its limit hides nobody, since that limit alone fills the page.
+macro_rules! candidates {
+    ($index:literal, $place:literal) => {
+        concat!(
+            "SELECT ",
+            state_columns!(),
+            ", j.id, j.payload, j.metadata, j.trace_parent, j.explicit, j.created_at FROM (",
+            "SELECT r.handle, r.due FROM json_each(?1) l CROSS JOIN job_state r WHERE r.handle IN (",
+            "SELECT i.handle FROM job_state i INDEXED BY ",
+            $index,
+            " WHERE i.place = ",
+            $place,
+            " AND i.lane = l.value ORDER BY i.due, i.handle LIMIT ?2",
+            ") ORDER BY r.due, r.handle LIMIT ?2",
+            ") c CROSS JOIN job_state s ON s.handle = c.handle CROSS JOIN job j ON j.handle = c.handle ORDER BY s.due, s.handle"
+        )
+    };
+}
+/// Index: `state_ready`, one range per lane.
+pub(crate) const READY: &str = candidates!("state_ready", "1");
+/// Index: `state_reserved`, one range per lane.
+pub(crate) const RESERVED: &str = candidates!("state_reserved", "3");
+
+/// A row that may be claimed, with what a run needs.
+struct Found {
+    row: StateRow,
+    id: JobId,
+    payload: String,
+    metadata: Option<String>,
+    trace_parent: Option<String>,
+    created_at: UnixMillis,
+    /// Its lane's place in the list of lanes.
+    lane: usize,
+    policy: Policy,
+}
+
+/// What a candidate is held to.
+enum Policy {
+    /// The stamp and its number; the keys are on the row or will be.
+    Stamp(i64, Arc<Stamp>),
+    /// It cannot be applied; why.
+    Unusable(String),
+}
+
+/// A claim in progress.
+struct Claim<'a> {
+    host: HostId,
+    now: UnixMillis,
+    lanes: &'a [Lane],
+    lane_ids: Vec<i64>,
+    digests: Vec<i64>,
+    /// The stamp of each lane for jobs that declared nothing themselves.
+    plain: Vec<Option<(i64, Arc<Stamp>)>>,
+    ledger: Ledger,
+    skips: Vec<(Audit, String, u32, JobHandle)>,
+}
+
+/// Claims up to `params.max` rows for `host`.
+pub(crate) async fn claim(
+    work: &mut Work,
+    host: HostId,
+    params: &ClaimParams,
+    now: UnixMillis,
+    exchanged: &mut Exchanged,
+) -> Result<(), Fault> {
+    let most = params.max as usize;
+    if most == 0 || params.lanes.is_empty() {
+        return Ok(());
+    }
+    let mut claim = Claim {
+        host,
+        now,
+        lanes: &params.lanes,
+        lane_ids: Vec::with_capacity(params.lanes.len()),
+        digests: Vec::with_capacity(params.lanes.len()),
+        plain: vec![None; params.lanes.len()],
+        ledger: work.ledger(),
+        skips: Vec::new(),
+    };
+    for lane in params.lanes.iter() {
+        claim.lane_ids.push(work.lane(&lane.declarations.contract, &lane.queue).await?);
+        claim.digests.push(work.digest(lane.declarations.digest).await?);
+    }
+    let lanes = json_numbers(claim.lane_ids.iter().copied());
+    let mut page = i64::from(params.max).min(LARGEST_PAGE);
+    let mut seen = 0;
+    loop {
+        let mut found = claim.page(work, RESERVED, &lanes, page).await?;
+        if found.is_empty() {
+            found = claim.page(work, READY, &lanes, page).await?;
+        }
+        if found.is_empty() {
+            break;
+        }
+        seen += found.len();
+        claim.decide(work, found, most, exchanged).await?;
+        if exchanged.claimed.len() >= most || seen >= MOST_CANDIDATES {
+            exchanged.more = true;
+            break;
+        }
+        page = (page * 2).clamp(PAGE, LARGEST_PAGE);
+    }
+    claim.name_holders(work).await?;
+    work.flush().await
+}
+
+impl Claim<'_> {
+    async fn page(&mut self, work: &mut Work, query: &'static str, lanes: &str, limit: i64) -> Result<Vec<Found>, Fault> {
+        let rows = sqlx::query(query).bind(lanes.to_owned()).bind(limit).fetch_all(&mut work.conn).await?;
+        let mut found = Vec::with_capacity(rows.len());
+        for row in &rows {
+            let state = StateRow::read(row)?;
+            let Some(lane) = self.lane_ids.iter().position(|lane| *lane == state.lane) else { continue };
+            let explicit = row.try_get(STATE_COLUMNS + 4)?;
+            let policy = self.policy(work, &state, lane, explicit).await?;
+            found.push(Found {
+                row: state,
+                id: read_id(row.try_get(STATE_COLUMNS)?)?,
+                payload: row.try_get(STATE_COLUMNS + 1)?,
+                metadata: row.try_get(STATE_COLUMNS + 2)?,
+                trace_parent: row.try_get(STATE_COLUMNS + 3)?,
+                created_at: UnixMillis(row.try_get(STATE_COLUMNS + 5)?),
+                lane,
+                policy,
+            });
+        }
+        Ok(found)
+    }
+
+    /// The policy on the row, or the one that is resolved now and will be written on it.
+    async fn policy(&mut self, work: &mut Work, row: &StateRow, lane: usize, explicit: Option<i64>) -> Result<Policy, Fault> {
+        if let Some(id) = row.stamp {
+            return Ok(match work.stamp(id).await {
+                Ok(stamp) => Policy::Stamp(id, stamp),
+                Err(Fault::Said(_, reason)) => Policy::Unusable(reason),
+                Err(fault) => return Err(fault),
+            });
+        }
+        let declarations = &self.lanes[lane].declarations;
+        let Some(explicit) = explicit else {
+            if self.plain[lane].is_none() {
+                let stamp = Arc::new(resolve(&Declared::default(), declarations));
+                self.plain[lane] = Some((work.intern_stamp(&stamp).await?, stamp));
+            }
+            let (id, stamp) = self.plain[lane].clone().unwrap_or_default();
+            return Ok(Policy::Stamp(id, stamp));
+        };
+        match work.declared(explicit).await {
+            Ok(declared) => {
+                let stamp = Arc::new(resolve(&declared, declarations));
+                Ok(Policy::Stamp(work.intern_stamp(&stamp).await?, stamp))
+            }
+            Err(Fault::Said(_, reason)) => Ok(Policy::Unusable(reason)),
+            Err(fault) => Err(fault),
+        }
+    }
+
+    /// Decides a page in order, until enough have started.
+    async fn decide(&mut self, work: &mut Work, mut found: Vec<Found>, most: usize, exchanged: &mut Exchanged) -> Result<(), Fault> {
+        let texts = render_keys(work, &mut found).await?;
+        let keys: Vec<_> = found.iter().flat_map(|found| found.row.keys.iter().copied()).collect();
+        if !keys.is_empty() {
+            work.load_keys(&mut self.ledger, keys).await?;
+        }
+        for found in found {
+            if exchanged.claimed.len() >= most {
+                break;
+            }
+            self.decide_one(work, found, &texts, exchanged).await?;
+        }
+        work.write_decisions(&mut self.ledger, self.now).await
+    }
+
+    async fn decide_one(
+        &mut self,
+        work: &mut Work,
+        mut found: Found,
+        texts: &HashMap<KeyId, String>,
+        exchanged: &mut Exchanged,
+    ) -> Result<(), Fault> {
+        let (stamp_id, stamp) = match &found.policy {
+            Policy::Stamp(id, stamp) => (*id, stamp.clone()),
+            Policy::Unusable(message) => {
+                let ending = Ending::Failed { message: message.clone(), reason: FailedReason::Unacceptable };
+                exchanged.unacceptable += 1;
+                return settle::end(work, &mut self.ledger, &mut found.row, &ending, None, self.now).await;
+            }
+        };
+        let verdict = match &stamp.concurrency {
+            None => Verdict::Start,
+            Some(concurrency) => {
+                let rules = &concurrency.value;
+                self.ledger.claim(&Candidate {
+                    job: found.row.job(),
+                    wants: found.row.keys.iter().map(|key| Want { key: *key, limit: rules.limit, weight: rules.weight }).collect(),
+                    mode: rules.mode,
+                    order: rules.order,
+                    ticket: found.row.ticket,
+                    reserved: found.row.place == Place::Reserved,
+                    has_started: found.row.has_started(),
+                })
+            }
+        };
+        found.row.stamp = Some(stamp_id);
+        let text = |key: KeyId| texts.get(&key).map_or("?", String::as_str);
+        match verdict {
+            Verdict::Start => exchanged.claimed.push(self.start(work, found, stamp)?),
+            Verdict::Park { key, ticket, refusal } => {
+                exchanged.parked += 1;
+                if found.row.refusal.is_some() {
+                    exchanged.parked_again += 1;
+                }
+                let limit =
+                    self.ledger.key(key).zip(stamp.concurrency.as_ref()).map_or(1, |(state, c)| state.effective_limit(c.value.limit));
+                self.park(work, found.row, key, text(key), ticket, &describe(&refusal, limit));
+            }
+            Verdict::Skip { key, limit, holder } => {
+                exchanged.skipped += 1;
+                let mut row = found.row;
+                row.place = Place::Deleted;
+                row.leave_line();
+                row.changed_at = self.now.0;
+                settle::finish(work, &mut row);
+                work.count_reason("stats:deleted", "skip");
+                self.skips.push((Audit::new(row.handle, self.now, Event::Deleted), text(key).to_owned(), limit, holder));
+            }
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, work: &mut Work, found: Found, stamp: Arc<Stamp>) -> Result<Claimed, Fault> {
+        let Found { mut row, id, payload, metadata, trace_parent, created_at, lane, policy: _ } = found;
+        // Drawn after the grant, inside its transaction: of two holders of a key the later has the larger.
+        let token = work.sequence.token;
+        work.sequence.token += 1;
+        row.place = Place::Running;
+        row.run += 1;
+        row.token = Some(token);
+        row.host = Some(self.host.0);
+        row.digest = Some(self.digests[lane]);
+        row.parked_on = None;
+        row.refusal = None;
+        row.changed_at = self.now.0;
+        work.audit(Audit::new(row.handle, self.now, Event::Processing).run_of(&row));
+        let claimed = Claimed {
+            handle: row.job(),
+            id,
+            token: ClaimToken(token),
+            run: row.run,
+            attempt: row.attempt + 1,
+            lane: self.lanes[lane].clone(),
+            payload: payload.into(),
+            metadata: read_metadata(metadata.as_deref())?,
+            trace_parent,
+            stamp,
+            keyed: !row.keys.is_empty(),
+            created_at,
+            claimed_at: self.now,
+        };
+        work.writes.state(row);
+        Ok(claimed)
+    }
+
+    /// Parks a row. The history hears of the first time only: the rest is one wait.
+    fn park(&self, work: &mut Work, mut row: StateRow, key: KeyId, text: &str, ticket: u64, why: &str) {
+        row.place = Place::Parked;
+        row.parked_on = Some(key);
+        row.ticket = Some(ticket);
+        let refusal = format!("'{text}' {why}");
+        if row.refusal.is_none() {
+            row.changed_at = self.now.0;
+            work.audit(Audit::new(row.handle, self.now, Event::Requeued).message(format!("Requeued — {refusal}")));
+            work.count_reason("stats:requeued", "concurrency");
+        }
+        row.refusal = Some(refusal);
+        work.writes.state(row);
+    }
+
+    /// Writes the history of what was skipped, with the holder by its public name.
+    async fn name_holders(&mut self, work: &mut Work) -> Result<(), Fault> {
+        if self.skips.is_empty() {
+            return Ok(());
+        }
+        let holders = json_numbers(self.skips.iter().map(|(.., holder)| holder.0));
+        let rows = sqlx::query("SELECT handle, id FROM job WHERE handle IN (SELECT value FROM json_each(?))")
+            .bind(holders)
+            .fetch_all(&mut work.conn)
+            .await?;
+        let mut ids = HashMap::with_capacity(rows.len());
+        for row in &rows {
+            ids.insert(row.try_get::<i64, _>(0)?, read_id(row.try_get(1)?)?);
+        }
+        for (audit, key, limit, holder) in std::mem::take(&mut self.skips) {
+            let holder = ids.get(&holder.0).map_or_else(|| "a job that is gone".to_owned(), JobId::to_string);
+            work.audit(audit.message(format!("Cancelled — '{key}' full ({limit} slots), held by {holder}")));
+        }
+        Ok(())
+    }
+}
+
+/// What a refusal is called behind the key's name.
+fn describe(refusal: &Refusal, limit: u32) -> String {
+    match refusal {
+        Refusal::Full { limit, .. } => format!("full ({limit} slots)"),
+        Refusal::Behind { .. } => format!("full ({limit} slots)"),
+        Refusal::Paused => "paused (0 slots)".to_owned(),
+        Refusal::TooHeavy { limit } => format!("cannot run at limit {limit}"),
+        Refusal::Blocked => "kept for a retry".to_owned(),
+    }
+}
+
+/// Renders the keys of candidates that have none yet, and returns the texts of every key of the page.
+async fn render_keys(work: &mut Work, found: &mut [Found]) -> Result<HashMap<KeyId, String>, Fault> {
+    let mut rendered: Vec<(usize, Vec<String>)> = Vec::new();
+    for (at, candidate) in found.iter_mut().enumerate() {
+        let Policy::Stamp(_, stamp) = &candidate.policy else { continue };
+        let Some(concurrency) = &stamp.concurrency else { continue };
+        if !candidate.row.keys.is_empty() {
+            continue;
+        }
+        let keys = JsonPayload::parse(&candidate.payload)
+            .map_err(|error| error.to_string())
+            .and_then(|payload| concurrency.value.keys.iter().map(|key| key.render(&payload).map_err(|error| error.to_string())).collect());
+        match keys {
+            Ok(keys) => rendered.push((at, keys)),
+            Err(reason) => candidate.policy = Policy::Unusable(reason),
+        }
+    }
+    let texts: BTreeSet<String> = rendered.iter().flat_map(|(_, keys)| keys.iter().cloned()).collect();
+    let ids = work.key_ids(&texts).await?;
+    for (at, keys) in rendered {
+        let keys: BTreeSet<KeyId> = keys.iter().filter_map(|key| ids.get(key).copied()).collect();
+        found[at].row.keys = keys.into_iter().collect();
+    }
+    let mut names: HashMap<KeyId, String> = ids.into_iter().map(|(text, id)| (id, text)).collect();
+    let unnamed: BTreeSet<i64> =
+        found.iter().flat_map(|found| found.row.keys.iter()).filter(|key| !names.contains_key(key)).map(|key| key.0).collect();
+    if !unnamed.is_empty() {
+        let rows = sqlx::query("SELECT id, key FROM conc_key WHERE id IN (SELECT value FROM json_each(?))")
+            .bind(json_numbers(unnamed))
+            .fetch_all(&mut work.conn)
+            .await?;
+        for row in &rows {
+            names.insert(KeyId(row.try_get(0)?), row.try_get(1)?);
+        }
+    }
+    Ok(names)
+}

@@ -1,0 +1,138 @@
+//! What SQLite says, sorted by what a caller can do about it.
+
+use std::path::Path;
+
+use warp_store::{StoreError, StoreErrorKind};
+
+/// A fault inside a command, before it is known which command it was.
+#[derive(Debug)]
+pub(crate) enum Fault {
+    /// The database said so.
+    Sql(sqlx::Error),
+    /// This driver says so.
+    Said(StoreErrorKind, String),
+}
+
+impl From<sqlx::Error> for Fault {
+    fn from(error: sqlx::Error) -> Self {
+        Fault::Sql(error)
+    }
+}
+
+impl Fault {
+    /// What a caller can do about it.
+    pub(crate) fn kind(&self) -> StoreErrorKind {
+        match self {
+            Fault::Sql(error) => classify(error),
+            Fault::Said(kind, _) => *kind,
+        }
+    }
+
+    /// The error for the caller of `op`.
+    pub(crate) fn into_error(self, op: &'static str, path: &Path) -> StoreError {
+        let kind = self.kind();
+        StoreError::new(op, kind, self.text(path))
+    }
+
+    /// The text for people, with the file where it matters.
+    pub(crate) fn text(&self, path: &Path) -> String {
+        match self {
+            Fault::Said(_, text) => text.clone(),
+            Fault::Sql(error) => describe(error, path),
+        }
+    }
+}
+
+/// SQLite's primary result codes that are told apart.
+mod code {
+    pub const BUSY: i64 = 5;
+    pub const LOCKED: i64 = 6;
+    pub const READONLY: i64 = 8;
+    pub const IOERR: i64 = 10;
+    pub const CORRUPT: i64 = 11;
+    pub const FULL: i64 = 13;
+    pub const CANTOPEN: i64 = 14;
+    pub const PROTOCOL: i64 = 15;
+    pub const TOOBIG: i64 = 18;
+    pub const NOTADB: i64 = 26;
+}
+
+/// The primary code (the low byte) of an extended result code.
+fn primary(error: &sqlx::Error) -> Option<i64> {
+    let extended: i64 = error.as_database_error()?.code()?.parse().ok()?;
+    Some(extended & 0xff)
+}
+
+/// What a caller can do about an error of the driver.
+pub(crate) fn classify(error: &sqlx::Error) -> StoreErrorKind {
+    match error {
+        sqlx::Error::Database(_) => primary(error).map_or(StoreErrorKind::Internal, classify_code),
+        sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed | sqlx::Error::WorkerCrashed => {
+            StoreErrorKind::Unavailable
+        }
+        _ => StoreErrorKind::Internal,
+    }
+}
+
+fn classify_code(primary: i64) -> StoreErrorKind {
+    match primary {
+        code::BUSY | code::LOCKED | code::PROTOCOL => StoreErrorKind::Busy,
+        code::FULL | code::IOERR | code::READONLY | code::CANTOPEN => StoreErrorKind::Unavailable,
+        code::NOTADB | code::CORRUPT | code::TOOBIG => StoreErrorKind::Invalid,
+        _ => StoreErrorKind::Internal,
+    }
+}
+
+fn describe(error: &sqlx::Error, path: &Path) -> String {
+    let file = path.display();
+    match primary(error) {
+        Some(code::FULL) => {
+            let left = free_bytes(path).map_or_else(String::new, |bytes| format!(", {} left", warp_domain::units::format_size(bytes)));
+            format!("no space left for {file}{left}; free some and the work goes on by itself")
+        }
+        Some(code::READONLY) => format!("{file} is read-only for this process ({error})"),
+        Some(code::CANTOPEN) => format!("{file} cannot be opened ({error}); check that its directory exists and may be written"),
+        Some(code::IOERR) => format!("{file} cannot be read or written ({error})"),
+        Some(code::NOTADB) => format!("{file} is not a SQLite database; name another file, or move this one away to start afresh"),
+        Some(code::CORRUPT) => {
+            format!("{file} is damaged ({error}); restore a backup, or recover what can be read with `sqlite3 {file} .recover`")
+        }
+        Some(code::BUSY | code::LOCKED) => format!("{file} is locked by another process ({error})"),
+        _ => error.to_string(),
+    }
+}
+
+/// What is left on the file system of the database.
+fn free_bytes(path: &Path) -> Option<u64> {
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let stat = rustix::fs::statvfs(directory).ok()?;
+    Some(stat.f_bavail.saturating_mul(stat.f_frsize))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_says_what_a_caller_can_do() {
+        let cases = [
+            (5, StoreErrorKind::Busy),
+            (6, StoreErrorKind::Busy),
+            (15, StoreErrorKind::Busy),
+            (8, StoreErrorKind::Unavailable),
+            (10, StoreErrorKind::Unavailable),
+            (13, StoreErrorKind::Unavailable),
+            (14, StoreErrorKind::Unavailable),
+            (11, StoreErrorKind::Invalid),
+            (18, StoreErrorKind::Invalid),
+            (26, StoreErrorKind::Invalid),
+            (1, StoreErrorKind::Internal),
+            (19, StoreErrorKind::Internal),
+        ];
+        for (code, kind) in cases {
+            assert_eq!(classify_code(code), kind, "result code {code}");
+        }
+        assert_eq!(classify(&sqlx::Error::PoolTimedOut), StoreErrorKind::Unavailable);
+        assert_eq!(classify(&sqlx::Error::RowNotFound), StoreErrorKind::Internal);
+    }
+}

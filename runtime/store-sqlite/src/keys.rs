@@ -1,0 +1,192 @@
+//! The ledger's rows: loading keys, and writing what was decided.
+//!
+//! What must stay true (slots.md B1): this runs inside the one write transaction of the file, so the "lock of a
+//! key row" is the write lock itself, and nothing that was counted here can change before the commit.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use sqlx::Row as _;
+use sqlx::sqlite::SqliteRow;
+use warp_domain::ledger::{KeyState, Ledger, Slot, Waiter};
+use warp_domain::policy::Concurrency;
+use warp_domain::{JobHandle, KeyId, UnixMillis};
+use warp_store::StoreErrorKind;
+
+use crate::error::Fault;
+use crate::rows::{Place, json_numbers, read_keys};
+use crate::work::Work;
+
+/// Waiters of a key that are loaded at first. Most transactions look at the oldest one only.
+const LINE: u32 = 4;
+/// Waiters that are loaded when those are used up.
+const LONG_LINE: u32 = 256;
+
+/// The oldest waiters of many keys that a live host can run. Index: `state_parked`, read in its own order.
+pub(crate) const HEADS_OF_LINES: &str = "SELECT s.parked_on, s.handle, s.ticket, s.stamp, s.keys \
+     FROM json_each(?) k CROSS JOIN job_state s \
+     WHERE s.handle IN ( \
+       SELECT w.handle FROM job_state w INDEXED BY state_parked \
+       WHERE w.place = 2 AND w.parked_on = k.value \
+         AND EXISTS (SELECT 1 FROM lane l JOIN host_contract c ON c.contract = l.contract WHERE l.id = w.lane) \
+       ORDER BY w.ticket LIMIT ?) \
+     ORDER BY s.parked_on, s.ticket";
+
+/// Further waiters of one key, behind a ticket. Index: `state_parked`.
+pub(crate) const REST_OF_LINE: &str = "SELECT w.parked_on, w.handle, w.ticket, w.stamp, w.keys \
+     FROM job_state w INDEXED BY state_parked \
+     WHERE w.place = 2 AND w.parked_on = ? AND w.ticket > ? \
+       AND EXISTS (SELECT 1 FROM lane l JOIN host_contract c ON c.contract = l.contract WHERE l.id = w.lane) \
+     ORDER BY w.ticket LIMIT ?";
+
+impl Work {
+    /// An empty ledger that draws from the file's tickets.
+    pub(crate) fn ledger(&self) -> Ledger {
+        Ledger::new(BTreeMap::new(), self.sequence.ticket.cast_unsigned())
+    }
+
+    /// Loads the keys that the ledger does not know yet.
+    pub(crate) async fn load_keys(&mut self, ledger: &mut Ledger, keys: impl IntoIterator<Item = KeyId>) -> Result<(), Fault> {
+        let missing: BTreeSet<KeyId> = keys.into_iter().filter(|key| ledger.key(*key).is_none()).collect();
+        self.load(ledger, missing, LINE).await
+    }
+
+    /// Queues what the ledger decided, and keeps its tickets.
+    pub(crate) fn take_decisions(&mut self, ledger: &mut Ledger, now: UnixMillis) {
+        self.writes.effects(ledger.take_effects(), now);
+        self.sequence.ticket = self.sequence.ticket.max(ledger.next_ticket().cast_signed());
+    }
+
+    /// Loads more of every line whose loaded part was used up, until nobody further could start. Everything
+    /// decided so far is written first, because the rest of the line is read from the rows.
+    pub(crate) async fn hand_on_further(&mut self, ledger: &mut Ledger, now: UnixMillis) -> Result<(), Fault> {
+        loop {
+            let short = ledger.keys_to_reload();
+            if short.is_empty() {
+                return Ok(());
+            }
+            self.take_decisions(ledger, now);
+            self.flush().await?;
+            for key in short {
+                let after = ledger.key(key).and_then(|state| state.line.last()).map_or(0, |last| last.ticket);
+                let further = self.load_line(key, after, LONG_LINE).await?;
+                let more = further.len() >= LONG_LINE as usize;
+                ledger.extend_line(key, further, more);
+            }
+        }
+    }
+
+    /// Writes everything that a command decided about keys, the waiters further down the lines included.
+    pub(crate) async fn write_decisions(&mut self, ledger: &mut Ledger, now: UnixMillis) -> Result<(), Fault> {
+        self.take_decisions(ledger, now);
+        self.hand_on_further(ledger, now).await?;
+        self.take_decisions(ledger, now);
+        self.flush().await
+    }
+
+    /// Reads keys with admin limit, slots, blockers and the head of the line, in four statements for all.
+    ///
+    /// Indexes: `conc_key_limited`, the primary keys of `slot` and `blocker`, `state_parked` for the line.
+    /// Waiters that no live host can run are left out, which is what passing them over means (B7).
+    async fn load(&mut self, ledger: &mut Ledger, keys: BTreeSet<KeyId>, depth: u32) -> Result<(), Fault> {
+        if keys.is_empty() {
+            return Ok(());
+        }
+        let wanted = json_numbers(keys.iter().map(|key| key.0));
+        let mut states: BTreeMap<KeyId, KeyState> = keys.into_iter().map(|key| (key, KeyState::default())).collect();
+        for row in sqlx::query(
+            "SELECT id, admin_limit FROM conc_key INDEXED BY conc_key_limited WHERE admin_limit IS NOT NULL AND id IN (SELECT value FROM json_each(?))",
+        )
+        .bind(wanted.clone())
+        .fetch_all(&mut self.conn)
+        .await?
+        {
+            if let Some(state) = states.get_mut(&KeyId(row.try_get(0)?)) {
+                state.admin_limit = Some(row.try_get(1)?);
+            }
+        }
+        for row in sqlx::query(
+            "SELECT t.key, t.number, t.job, t.stamped, s.place FROM json_each(?) k CROSS JOIN slot t ON t.key = k.value \
+             CROSS JOIN job_state s ON s.handle = t.job ORDER BY t.key, t.number",
+        )
+        .bind(wanted.clone())
+        .fetch_all(&mut self.conn)
+        .await?
+        {
+            if let Some(state) = states.get_mut(&KeyId(row.try_get(0)?)) {
+                state.slots.push(Slot {
+                    number: row.try_get(1)?,
+                    job: JobHandle(row.try_get(2)?),
+                    limit: row.try_get(3)?,
+                    reserved: row.try_get::<i64, _>(4)? == Place::Reserved as i64,
+                });
+            }
+        }
+        for row in sqlx::query("SELECT key, ticket, job FROM blocker WHERE key IN (SELECT value FROM json_each(?))")
+            .bind(wanted.clone())
+            .fetch_all(&mut self.conn)
+            .await?
+        {
+            if let Some(state) = states.get_mut(&KeyId(row.try_get(0)?)) {
+                state.blockers.push((row.try_get::<i64, _>(1)?.cast_unsigned(), JobHandle(row.try_get(2)?)));
+            }
+        }
+        let rows = sqlx::query(HEADS_OF_LINES).bind(wanted).bind(depth).fetch_all(&mut self.conn).await?;
+        for row in rows {
+            let waiter = self.read_waiter(&row).await?;
+            if let Some(state) = states.get_mut(&KeyId(row.try_get(0)?)) {
+                state.line.push(waiter);
+                state.more_waiters = state.line.len() >= depth as usize;
+            }
+        }
+        for (key, state) in states {
+            ledger.load(key, state);
+        }
+        Ok(())
+    }
+
+    /// Waiters of one key behind a ticket, in order.
+    async fn load_line(&mut self, key: KeyId, after: u64, most: u32) -> Result<Vec<Waiter>, Fault> {
+        let rows = sqlx::query(REST_OF_LINE).bind(key.0).bind(after.cast_signed()).bind(most).fetch_all(&mut self.conn).await?;
+        let mut waiters = Vec::with_capacity(rows.len());
+        for row in rows {
+            waiters.push(self.read_waiter(&row).await?);
+        }
+        Ok(waiters)
+    }
+
+    /// A row of [`HEADS_OF_LINES`] or [`REST_OF_LINE`].
+    async fn read_waiter(&mut self, row: &SqliteRow) -> Result<Waiter, Fault> {
+        let job = JobHandle(row.try_get(1)?);
+        let concurrency = self.concurrency_of(job, row.try_get(3)?).await?;
+        Ok(Waiter {
+            job,
+            ticket: row.try_get::<i64, _>(2)?.cast_unsigned(),
+            limit: concurrency.limit,
+            weight: concurrency.weight,
+            several_keys: read_keys(row.try_get(4)?)?.len() > 1,
+            claimable: true,
+        })
+    }
+
+    /// The concurrency rules on a keyed row; such a row always has them.
+    pub(crate) async fn concurrency_of(&mut self, job: JobHandle, stamp: Option<i64>) -> Result<Concurrency, Fault> {
+        let missing = || Fault::Said(StoreErrorKind::Internal, format!("job {} has keys and no concurrency stamp", job.0));
+        let stamp = self.stamp(stamp.ok_or_else(missing)?).await?;
+        stamp.concurrency.as_ref().map(|stamped| stamped.value.clone()).ok_or_else(missing)
+    }
+
+    /// The numbers of rendered keys, drawn for new ones.
+    pub(crate) async fn key_ids(&mut self, texts: &BTreeSet<String>) -> Result<HashMap<String, KeyId>, Fault> {
+        if texts.is_empty() {
+            return Ok(HashMap::new());
+        }
+        let rows: Vec<&String> = texts.iter().collect();
+        self.statements.keys.run(&mut self.conn, &rows, |key, row| row.put((*key).clone()).map(drop)).await?;
+        let wanted = serde_json::to_string(&rows).unwrap_or_default();
+        let found = sqlx::query("SELECT key, id FROM conc_key WHERE key IN (SELECT value FROM json_each(?))")
+            .bind(wanted)
+            .fetch_all(&mut self.conn)
+            .await?;
+        found.iter().map(|row| Ok((row.try_get(0)?, KeyId(row.try_get(1)?)))).collect()
+    }
+}

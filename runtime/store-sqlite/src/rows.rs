@@ -1,0 +1,521 @@
+//! Rows as values, and the statements that write many of them.
+//!
+//! A command loads rows, changes values and hands them to [`Writes`]; [`Writes::flush`] writes everything in a
+//! fixed order with a handful of statements. Between two flushes nothing here has been seen by the database.
+
+use std::collections::HashSet;
+
+use sqlx::sqlite::SqliteRow;
+use sqlx::{Row as _, SqliteConnection};
+use warp_domain::ending::State;
+use warp_domain::ledger::Effect;
+use warp_domain::{HostId, JobHandle, KeyId, RunNumber, UnixMillis};
+use warp_store::{LogLine, StoreErrorKind};
+
+use crate::bulk::Bulk;
+use crate::error::Fault;
+
+/// Where a job stands. The numbers are in the file and in the conditions of its partial indexes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(i64)]
+pub(crate) enum Place {
+    Scheduled = 0,
+    Ready = 1,
+    Parked = 2,
+    Reserved = 3,
+    Running = 4,
+    Awaiting = 5,
+    Completed = 10,
+    Failed = 11,
+    Deleted = 12,
+}
+
+impl Place {
+    pub(crate) fn read(number: i64) -> Result<Self, Fault> {
+        Ok(match number {
+            0 => Place::Scheduled,
+            1 => Place::Ready,
+            2 => Place::Parked,
+            3 => Place::Reserved,
+            4 => Place::Running,
+            5 => Place::Awaiting,
+            10 => Place::Completed,
+            11 => Place::Failed,
+            12 => Place::Deleted,
+            _ => return Err(Fault::Said(StoreErrorKind::Internal, format!("{number} is no place of a job"))),
+        })
+    }
+
+    pub(crate) fn state(self) -> State {
+        match self {
+            Place::Scheduled => State::Scheduled,
+            Place::Ready | Place::Parked | Place::Reserved => State::Enqueued,
+            Place::Running => State::Processing,
+            Place::Awaiting => State::Awaiting,
+            Place::Completed => State::Completed,
+            Place::Failed => State::Failed,
+            Place::Deleted => State::Deleted,
+        }
+    }
+
+    pub(crate) fn has_ended(self) -> bool {
+        matches!(self, Place::Completed | Place::Failed | Place::Deleted)
+    }
+
+    /// The counter of ended rows that are still there.
+    pub(crate) fn kept_counter(self) -> Option<&'static str> {
+        match self {
+            Place::Completed => Some("kept:completed"),
+            Place::Failed => Some("kept:failed"),
+            Place::Deleted => Some("kept:deleted"),
+            _ => None,
+        }
+    }
+}
+
+/// A row of `job_state`.
+#[derive(Debug, Clone)]
+pub(crate) struct StateRow {
+    pub(crate) handle: i64,
+    pub(crate) lane: i64,
+    pub(crate) place: Place,
+    pub(crate) due: i64,
+    pub(crate) run: RunNumber,
+    /// Charged attempts that have ended.
+    pub(crate) attempt: u32,
+    /// Uncharged ends by the death of a host.
+    pub(crate) deaths: u32,
+    pub(crate) is_unique: bool,
+    /// `None` until the job has first been claimed or parked.
+    pub(crate) stamp: Option<i64>,
+    pub(crate) digest: Option<i64>,
+    /// Ascending, each once (C4); empty is a job without a key.
+    pub(crate) keys: Vec<KeyId>,
+    /// The place in line.
+    pub(crate) ticket: Option<u64>,
+    /// The key it is parked on, or was woken or reserved for.
+    pub(crate) parked_on: Option<KeyId>,
+    /// What refused it, in words, from its first parking to its next start.
+    pub(crate) refusal: Option<String>,
+    /// The token of its last run. Kept after a settle, so that a repeat is recognised; taken away by a rescue.
+    pub(crate) token: Option<i64>,
+    pub(crate) host: Option<i64>,
+    pub(crate) changed_at: i64,
+}
+
+/// The columns that [`StateRow::read`] expects, in order.
+macro_rules! state_columns {
+    () => {
+        "s.handle, s.lane, s.place, s.due, s.run, s.attempt, s.deaths, s.is_unique, s.stamp, s.digest, s.keys, s.ticket, s.parked_on, s.refusal, s.token, s.host, s.changed_at"
+    };
+}
+pub(crate) use state_columns;
+
+/// How many columns that is.
+pub(crate) const STATE_COLUMNS: usize = 17;
+
+impl StateRow {
+    /// A job that has just been enqueued.
+    pub(crate) fn new(handle: i64, lane: i64, due: Option<UnixMillis>, now: UnixMillis, is_unique: bool) -> Self {
+        let later = due.filter(|due| *due > now);
+        StateRow {
+            handle,
+            lane,
+            place: if later.is_some() { Place::Scheduled } else { Place::Ready },
+            due: later.unwrap_or(now).0,
+            run: 0,
+            attempt: 0,
+            deaths: 0,
+            is_unique,
+            stamp: None,
+            digest: None,
+            keys: Vec::new(),
+            ticket: None,
+            parked_on: None,
+            refusal: None,
+            token: None,
+            host: None,
+            changed_at: now.0,
+        }
+    }
+
+    pub(crate) fn read(row: &SqliteRow) -> Result<Self, Fault> {
+        Ok(StateRow {
+            handle: row.try_get(0)?,
+            lane: row.try_get(1)?,
+            place: Place::read(row.try_get(2)?)?,
+            due: row.try_get(3)?,
+            run: row.try_get(4)?,
+            attempt: row.try_get(5)?,
+            deaths: row.try_get(6)?,
+            is_unique: row.try_get(7)?,
+            stamp: row.try_get(8)?,
+            digest: row.try_get(9)?,
+            keys: read_keys(row.try_get(10)?)?,
+            ticket: row.try_get::<Option<i64>, _>(11)?.map(i64::cast_unsigned),
+            parked_on: row.try_get::<Option<i64>, _>(12)?.map(KeyId),
+            refusal: row.try_get(13)?,
+            token: row.try_get(14)?,
+            host: row.try_get(15)?,
+            changed_at: row.try_get(16)?,
+        })
+    }
+
+    pub(crate) fn job(&self) -> JobHandle {
+        JobHandle(self.handle)
+    }
+
+    /// Whether Skip has been decided: once, before its first start or parking.
+    pub(crate) fn has_started(&self) -> bool {
+        self.stamp.is_some()
+    }
+
+    /// Leaves the line: nothing is parked, reserved or held any more.
+    pub(crate) fn leave_line(&mut self) {
+        self.ticket = None;
+        self.parked_on = None;
+        self.refusal = None;
+    }
+}
+
+/// Reads `[3,7]`.
+pub(crate) fn read_keys(text: Option<&str>) -> Result<Vec<KeyId>, Fault> {
+    let Some(text) = text else { return Ok(Vec::new()) };
+    let keys: Vec<i64> =
+        serde_json::from_str(text).map_err(|error| Fault::Said(StoreErrorKind::Internal, format!("keys of a job: {error}")))?;
+    Ok(keys.into_iter().map(KeyId).collect())
+}
+
+/// `[1,2,3]` for `json_each`.
+pub(crate) fn json_numbers(numbers: impl IntoIterator<Item = i64>) -> String {
+    let mut text = String::from("[");
+    for (at, number) in numbers.into_iter().enumerate() {
+        if at > 0 {
+            text.push(',');
+        }
+        text.push_str(itoa(number).as_str());
+    }
+    text.push(']');
+    text
+}
+
+fn itoa(number: i64) -> String {
+    number.to_string()
+}
+
+fn write_keys(keys: &[KeyId]) -> Option<String> {
+    (!keys.is_empty()).then(|| json_numbers(keys.iter().map(|key| key.0)))
+}
+
+/// What an audit row is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(i64)]
+pub(crate) enum Event {
+    Created = 1,
+    Processing = 2,
+    Completed = 3,
+    Failed = 4,
+    Scheduled = 5,
+    Enqueued = 6,
+    Requeued = 7,
+    Deleted = 8,
+    CancellationRequested = 9,
+}
+
+impl Event {
+    pub(crate) fn name(number: i64) -> &'static str {
+        match number {
+            1 => "Created",
+            2 => "Processing",
+            3 => "Completed",
+            4 => "Failed",
+            5 => "Scheduled",
+            6 => "Enqueued",
+            7 => "Requeued",
+            8 => "Deleted",
+            9 => "CancellationRequested",
+            _ => "Unknown",
+        }
+    }
+}
+
+/// A row of `audit`, without its number.
+#[derive(Debug)]
+pub(crate) struct Audit {
+    pub(crate) job: i64,
+    pub(crate) at: UnixMillis,
+    pub(crate) event: Event,
+    pub(crate) run: RunNumber,
+    pub(crate) message: Option<String>,
+    pub(crate) host: Option<HostId>,
+    pub(crate) digest: Option<i64>,
+    pub(crate) took_us: Option<i64>,
+}
+
+impl Audit {
+    pub(crate) fn new(job: i64, at: UnixMillis, event: Event) -> Self {
+        Audit { job, at, event, run: 0, message: None, host: None, digest: None, took_us: None }
+    }
+
+    pub(crate) fn message(mut self, message: impl Into<String>) -> Self {
+        self.message = Some(message.into());
+        self
+    }
+
+    /// About the run that the row stands for.
+    pub(crate) fn run_of(mut self, row: &StateRow) -> Self {
+        self.run = row.run;
+        self.host = row.host.map(HostId);
+        self.digest = row.digest;
+        self
+    }
+}
+
+/// A row of `outcome`: what a run left besides its state.
+#[derive(Debug)]
+pub(crate) struct OutcomeRow {
+    pub(crate) job: i64,
+    pub(crate) result: Option<String>,
+    pub(crate) error: Option<String>,
+    pub(crate) dropped_lines: i64,
+    pub(crate) dropped_bytes: i64,
+}
+
+/// Every statement that writes many rows, built once.
+pub(crate) struct Statements {
+    pub(crate) jobs: Bulk,
+    pub(crate) counters: Bulk,
+    pub(crate) unique_keys: Bulk,
+    pub(crate) keys: Bulk,
+    pub(crate) contracts: Bulk,
+    states: Bulk,
+    free_unique: Bulk,
+    free_slots: Bulk,
+    take_slots: Bulk,
+    moves: Bulk,
+    unblock: Bulk,
+    block: Bulk,
+    audit: Bulk,
+    outcomes: Bulk,
+    logs: Bulk,
+    progress: Bulk,
+}
+
+impl Statements {
+    pub(crate) fn new() -> Self {
+        Statements {
+            jobs: Bulk::new("INSERT INTO job (handle, id, lane, payload, metadata, trace_parent, explicit, unique_key, created_at)", 9, ""),
+            counters: Bulk::new("INSERT INTO counter (name, value)", 2, "ON CONFLICT (name) DO UPDATE SET value = value + excluded.value"),
+            unique_keys: Bulk::new("INSERT INTO unique_key (key, job)", 2, ""),
+            keys: Bulk::new("INSERT INTO conc_key (key)", 1, "ON CONFLICT (key) DO NOTHING"),
+            contracts: Bulk::new("INSERT INTO host_contract (host, contract)", 2, "ON CONFLICT DO NOTHING"),
+            // An upsert finds its row by the primary key and changes it in one pass; `UPDATE … FROM` collects
+            // all rows in a temporary table first.
+            states: Bulk::new(
+                "INSERT INTO job_state (handle, lane, place, due, run, attempt, deaths, is_unique, stamp, digest, keys, ticket, parked_on, refusal, token, host, changed_at)",
+                STATE_COLUMNS,
+                "ON CONFLICT (handle) DO UPDATE SET place = excluded.place, due = excluded.due, run = excluded.run, attempt = excluded.attempt, deaths = excluded.deaths, is_unique = excluded.is_unique, stamp = excluded.stamp, digest = excluded.digest, keys = excluded.keys, ticket = excluded.ticket, parked_on = excluded.parked_on, refusal = excluded.refusal, token = excluded.token, host = excluded.host, changed_at = excluded.changed_at",
+            ),
+            free_unique: Bulk::new("DELETE FROM unique_key WHERE job IN (", 1, ")"),
+            free_slots: Bulk::new("DELETE FROM slot WHERE job IN (", 1, ")"),
+            take_slots: Bulk::new("INSERT INTO slot (key, number, job, stamped, since)", 5, ""),
+            moves: Bulk::new(
+                "UPDATE job_state SET place = v.column2, changed_at = v.column3 FROM (",
+                3,
+                ") AS v WHERE job_state.handle = v.column1 AND job_state.place = 2",
+            ),
+            unblock: Bulk::new("DELETE FROM blocker WHERE job IN (", 1, ")"),
+            block: Bulk::new("INSERT INTO blocker (key, job, ticket)", 3, "ON CONFLICT DO NOTHING"),
+            audit: Bulk::new("INSERT INTO audit (job, entry, at, event, run, message, host, digest, took_us)", 9, ""),
+            outcomes: Bulk::new(
+                "INSERT INTO outcome (job, result, error, dropped_lines, dropped_bytes)",
+                5,
+                "ON CONFLICT (job) DO UPDATE SET result = coalesce(excluded.result, result), error = coalesce(excluded.error, error), dropped_lines = dropped_lines + excluded.dropped_lines, dropped_bytes = dropped_bytes + excluded.dropped_bytes",
+            ),
+            logs: Bulk::new("INSERT INTO log (job, entry, at, run, stream, body)", 6, ""),
+            progress: Bulk::new(
+                "INSERT INTO progress (job, name, percent, entry)",
+                4,
+                "ON CONFLICT (job, name) DO UPDATE SET percent = excluded.percent",
+            ),
+        }
+    }
+}
+
+/// What the command has decided and not written yet.
+#[derive(Debug, Default)]
+pub(crate) struct Writes {
+    states: Vec<StateRow>,
+    audits: Vec<(i64, Audit)>,
+    outcomes: Vec<OutcomeRow>,
+    logs: Vec<(i64, i64, RunNumber, LogLine)>,
+    progress: Vec<(i64, String, f32, i64)>,
+    free_unique: Vec<i64>,
+    free_slots: Vec<i64>,
+    take_slots: Vec<(i64, i64, i64, i64, i64)>,
+    moves: Vec<(i64, Place, i64)>,
+    unblocks: Vec<i64>,
+    blocks: Vec<(i64, i64, i64)>,
+    /// Jobs that this transaction has made runnable and nobody has claimed in it.
+    runnable: HashSet<i64>,
+}
+
+impl Writes {
+    pub(crate) fn state(&mut self, row: StateRow) {
+        match row.place {
+            Place::Ready => self.runnable.insert(row.handle),
+            _ => self.runnable.remove(&row.handle),
+        };
+        self.states.push(row);
+    }
+
+    /// Whether somebody should look for work.
+    pub(crate) fn made_runnable(&self) -> bool {
+        !self.runnable.is_empty()
+    }
+
+    /// `entry` is the next number of the history.
+    pub(crate) fn audit(&mut self, entry: i64, audit: Audit) {
+        self.audits.push((entry, audit));
+    }
+
+    pub(crate) fn outcome(&mut self, row: OutcomeRow) {
+        self.outcomes.push(row);
+    }
+
+    pub(crate) fn log(&mut self, job: i64, entry: i64, run: RunNumber, line: LogLine) {
+        self.logs.push((job, entry, run, line));
+    }
+
+    pub(crate) fn progress(&mut self, job: i64, name: String, percent: f32, entry: i64) {
+        self.progress.push((job, name, percent, entry));
+    }
+
+    pub(crate) fn free_unique(&mut self, job: i64) {
+        self.free_unique.push(job);
+    }
+
+    /// Takes over what the ledger decided about other rows.
+    pub(crate) fn effects(&mut self, effects: Vec<Effect>, now: UnixMillis) {
+        for effect in effects {
+            match effect {
+                Effect::Take { key, number, job, limit, reserved: _ } => {
+                    self.take_slots.push((key.0, i64::from(number), job.0, i64::from(limit), now.0));
+                }
+                Effect::Reserve { job } => {
+                    self.moves.push((job.0, Place::Reserved, now.0));
+                    self.runnable.insert(job.0);
+                }
+                Effect::Wake { job } => {
+                    self.moves.push((job.0, Place::Ready, now.0));
+                    self.runnable.insert(job.0);
+                }
+                Effect::Free { job } => {
+                    // Deletions are written before insertions: a slot taken and freed again is neither.
+                    self.take_slots.retain(|(_, _, holder, _, _)| *holder != job.0);
+                    self.free_slots.push(job.0);
+                }
+                Effect::KeepTicket { job, ticket } => {
+                    // It is about a start of this batch, whose row has not been written yet.
+                    if let Some(row) = self.states.iter_mut().rev().find(|row| row.handle == job.0) {
+                        row.ticket = Some(ticket);
+                    }
+                }
+                Effect::Block { key, ticket, job } => self.blocks.push((key.0, job.0, ticket.cast_signed())),
+                Effect::Unblock { job } => {
+                    self.blocks.retain(|(_, blocker, _)| *blocker != job.0);
+                    self.unblocks.push(job.0);
+                }
+            }
+        }
+    }
+
+    /// Writes everything. Rows come before moves: what was parked in this batch may have been woken in it.
+    pub(crate) async fn flush(&mut self, with: &Statements, conn: &mut SqliteConnection) -> Result<(), Fault> {
+        let Writes { states, audits, outcomes, logs, progress, free_unique, free_slots, take_slots, moves, unblocks, blocks, runnable } =
+            std::mem::take(self);
+        self.runnable = runnable;
+        let one = |job: &i64, row: &mut crate::bulk::Row<'_>| row.put(*job).map(drop);
+        with.free_unique.run(conn, &free_unique, one).await?;
+        with.states
+            .run(conn, &states, |state, row| {
+                let StateRow {
+                    handle,
+                    lane,
+                    place,
+                    due,
+                    run,
+                    attempt,
+                    deaths,
+                    is_unique,
+                    stamp,
+                    digest,
+                    keys,
+                    ticket,
+                    parked_on,
+                    refusal,
+                    token,
+                    host,
+                    changed_at,
+                } = state;
+                row.put(*handle)?.put(*lane)?.put(*place as i64)?.put(*due)?.put(*run)?.put(*attempt)?.put(*deaths)?.put(*is_unique)?;
+                row.put(*stamp)?.put(*digest)?.put(write_keys(keys))?.put(ticket.map(u64::cast_signed))?;
+                row.put(parked_on.map(|key| key.0))?.put(refusal.clone())?.put(*token)?.put(*host)?.put(*changed_at)?;
+                Ok(())
+            })
+            .await?;
+        with.free_slots.run(conn, &free_slots, one).await?;
+        with.take_slots
+            .run(conn, &take_slots, |(key, number, job, limit, since), row| {
+                row.put(*key)?.put(*number)?.put(*job)?.put(*limit)?.put(*since)?;
+                Ok(())
+            })
+            .await?;
+        with.moves
+            .run(conn, &moves, |(job, place, at), row| {
+                row.put(*job)?.put(*place as i64)?.put(*at)?;
+                Ok(())
+            })
+            .await?;
+        with.unblock.run(conn, &unblocks, one).await?;
+        with.block
+            .run(conn, &blocks, |(key, job, ticket), row| {
+                row.put(*key)?.put(*job)?.put(*ticket)?;
+                Ok(())
+            })
+            .await?;
+        with.audit
+            .run(conn, &audits, |(entry, audit), row| {
+                let Audit { job, at, event, run, message, host, digest, took_us } = audit;
+                row.put(*job)?.put(*entry)?.put(at.0)?.put(*event as i64)?.put(*run)?.put(message.clone())?;
+                row.put(host.map(|host| host.0))?.put(*digest)?.put(*took_us)?;
+                Ok(())
+            })
+            .await?;
+        with.outcomes
+            .run(conn, &outcomes, |outcome, row| {
+                let OutcomeRow { job, result, error, dropped_lines, dropped_bytes } = outcome;
+                row.put(*job)?.put(result.clone())?.put(error.clone())?.put(*dropped_lines)?.put(*dropped_bytes)?;
+                Ok(())
+            })
+            .await?;
+        with.logs
+            .run(conn, &logs, |(job, entry, run, LogLine { at, stream, text }), row| {
+                row.put(*job)?.put(*entry)?.put(at.0)?.put(*run)?.put(*stream)?.put(text.clone())?;
+                Ok(())
+            })
+            .await?;
+        with.progress
+            .run(conn, &progress, |(job, name, percent, entry), row| {
+                row.put(*job)?.put(name.clone())?.put(f64::from(*percent))?.put(*entry)?;
+                Ok(())
+            })
+            .await?;
+        Ok(())
+    }
+
+    /// Forgets everything: its savepoint is being undone.
+    pub(crate) fn clear(&mut self) {
+        *self = Writes::default();
+    }
+}

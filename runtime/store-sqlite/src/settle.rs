@@ -1,0 +1,353 @@
+//! Ending runs: token, children, shared state, slots (slots.md C1, B3).
+
+use std::collections::{BTreeMap, HashMap};
+
+use sqlx::Row as _;
+use warp_domain::ending::{Ending, FailedReason};
+use warp_domain::ledger::{Ledger, keeps_ticket_on_retry};
+use warp_domain::{HostId, UnixMillis};
+use warp_store::{NewJob, RunOutput, Settle, SettleVerdict, StateVerdict, StoreErrorKind, codec};
+
+use crate::enqueue;
+use crate::error::Fault;
+use crate::rows::{Audit, Event, OutcomeRow, Place, StateRow, json_numbers, state_columns};
+use crate::shared_state;
+use crate::work::Work;
+
+/// The rows of the runs that end. Primary key lookups; the writer's lock holds them still.
+pub(crate) const SETTLED_ROWS: &str = concat!(
+    "SELECT ",
+    state_columns!(),
+    ", c.asked_by FROM json_each(?) h CROSS JOIN job_state s ON s.handle = h.value \
+     LEFT JOIN cancel_request c ON c.job = s.handle AND c.token = s.token"
+);
+
+/// A row with what somebody asked of its run.
+struct Loaded {
+    row: StateRow,
+    cancelled_by: Option<String>,
+}
+
+/// Ends runs; one verdict each, in order. A settle whose data the database refuses is isolated by halving the
+/// batch, and its job Failed; the others are written.
+pub(crate) async fn settle_all(work: &mut Work, host: HostId, settles: &[Settle], now: UnixMillis) -> Result<Vec<SettleVerdict>, Fault> {
+    let mut verdicts = Vec::with_capacity(settles.len());
+    // A stack of pieces still to do, the next one last.
+    let mut pieces = vec![settles];
+    while let Some(piece) = pieces.pop() {
+        if piece.is_empty() {
+            continue;
+        }
+        let before = work.piece().await?;
+        match settle(work, host, piece, now).await {
+            Ok(done) => {
+                work.keep_piece().await?;
+                verdicts.extend(done);
+            }
+            Err(fault) if matches!(fault.kind(), StoreErrorKind::Invalid | StoreErrorKind::Internal) => {
+                let reason = fault.text(work.path());
+                work.undo_piece(before).await?;
+                match piece {
+                    [one] => verdicts.push(poison(work, host, one, &reason, now).await?),
+                    _ => {
+                        let (first, second) = piece.split_at(piece.len() / 2);
+                        pieces.push(second);
+                        pieces.push(first);
+                    }
+                }
+            }
+            Err(fault) => return Err(fault),
+        }
+    }
+    Ok(verdicts)
+}
+
+/// Fails a job whose end cannot be stored, writing nothing else of it.
+async fn poison(work: &mut Work, host: HostId, settle: &Settle, reason: &str, now: UnixMillis) -> Result<SettleVerdict, Fault> {
+    let bare = Settle {
+        handle: settle.handle,
+        token: settle.token,
+        ending: failed_as_poison(reason),
+        on_conflict: failed_as_poison(reason),
+        output: RunOutput::default(),
+        children: Vec::new(),
+        state: Vec::new(),
+        took: settle.took,
+    };
+    let verdict = self::settle(work, host, std::slice::from_ref(&bare), now).await?;
+    Ok(match verdict.first() {
+        Some(SettleVerdict::Settled) => SettleVerdict::Poison,
+        Some(other) => *other,
+        None => SettleVerdict::Late,
+    })
+}
+
+fn failed_as_poison(reason: &str) -> Ending {
+    Ending::Failed { message: format!("the end of the run cannot be stored: {reason}"), reason: FailedReason::Unacceptable }
+}
+
+async fn settle(work: &mut Work, host: HostId, settles: &[Settle], now: UnixMillis) -> Result<Vec<SettleVerdict>, Fault> {
+    let mut rows = load(work, settles.iter().map(|settle| settle.handle.0)).await?;
+    let mut ledger = work.ledger();
+    let is_mine =
+        |settle: &Settle, row: &StateRow| row.place == Place::Running && row.token == Some(settle.token.0) && row.host == Some(host.0);
+    let keys: Vec<_> = settles
+        .iter()
+        .filter_map(|settle| rows.get(&settle.handle.0).filter(|loaded| is_mine(settle, &loaded.row)))
+        .flat_map(|loaded| loaded.row.keys.iter().copied())
+        .collect();
+    work.load_keys(&mut ledger, keys).await?;
+    let mut children = Vec::new();
+    let mut verdicts = Vec::with_capacity(settles.len());
+    for settle in settles {
+        let verdict = match rows.get_mut(&settle.handle.0) {
+            Some(Loaded { row, cancelled_by }) if is_mine(settle, row) => {
+                settle_one(work, &mut ledger, row, cancelled_by.as_deref(), settle, &mut children, now).await?
+            }
+            // The row keeps the token of its last run until a rescue or the next claim takes it away.
+            Some(Loaded { row, .. }) if row.place != Place::Running && row.token == Some(settle.token.0) => SettleVerdict::Repeated,
+            _ => SettleVerdict::Late,
+        };
+        verdicts.push(verdict);
+    }
+    work.write_decisions(&mut ledger, now).await?;
+    if !children.is_empty() {
+        enqueue::enqueue(work, children, now).await?;
+    }
+    Ok(verdicts)
+}
+
+async fn load(work: &mut Work, handles: impl Iterator<Item = i64>) -> Result<HashMap<i64, Loaded>, Fault> {
+    let rows = sqlx::query(SETTLED_ROWS).bind(json_numbers(handles)).fetch_all(&mut work.conn).await?;
+    rows.iter()
+        .map(|row| {
+            let loaded = Loaded { row: StateRow::read(row)?, cancelled_by: row.try_get(crate::rows::STATE_COLUMNS)? };
+            Ok((loaded.row.handle, loaded))
+        })
+        .collect()
+}
+
+/// One run that is this host's: where it goes, and what is written with it.
+async fn settle_one(
+    work: &mut Work,
+    ledger: &mut Ledger,
+    row: &mut StateRow,
+    cancelled_by: Option<&str>,
+    settle: &Settle,
+    children: &mut Vec<NewJob>,
+    now: UnixMillis,
+) -> Result<SettleVerdict, Fault> {
+    if let Err(reason) = check(settle) {
+        end(work, ledger, row, &failed_as_poison(&reason), Some(settle.took), now).await?;
+        return Ok(SettleVerdict::Poison);
+    }
+    let mut verdict = SettleVerdict::Settled;
+    let mut ending = &settle.ending;
+    if let Ending::Completed { .. } = ending {
+        match plan_state(work, settle).await? {
+            Some(values) => {
+                for ((bucket, key), value) in values {
+                    shared_state::put(work, &bucket, &key, value.as_deref()).await?;
+                }
+                children.extend(settle.children.iter().cloned());
+            }
+            None => {
+                verdict = SettleVerdict::Conflicted;
+                ending = &settle.on_conflict;
+            }
+        }
+    }
+    let run = row.run;
+    write_output(work, row.handle, run, &settle.output);
+    match (cancelled_by, ending) {
+        // Somebody asked for its end: it does not run again.
+        (Some(by), Ending::Retry { .. } | Ending::Snooze { .. } | Ending::HandBack { .. }) => {
+            let deleted = Ending::Deleted { message: format!("cancelled by {by}") };
+            end(work, ledger, row, &deleted, Some(settle.took), now).await?;
+        }
+        _ => end(work, ledger, row, ending, Some(settle.took), now).await?,
+    }
+    Ok(verdict)
+}
+
+/// What can never be stored is found before anything is written.
+fn check(settle: &Settle) -> Result<(), String> {
+    let Ending::Completed { result } = &settle.ending else { return Ok(()) };
+    if result.as_deref().is_some_and(|result| result.contains('\0')) {
+        return Err("the result contains a NUL character".to_owned());
+    }
+    for child in &settle.children {
+        codec::check_new_job(child).map_err(|reason| format!("a job that it enqueued was refused: {reason}"))?;
+    }
+    settle.state.iter().try_for_each(shared_state::check)
+}
+
+/// The values that the settle's state writes come to, or `None` if one conflicts.
+async fn plan_state(work: &mut Work, settle: &Settle) -> Result<Option<BTreeMap<(String, String), Option<String>>>, Fault> {
+    let mut values = BTreeMap::new();
+    for write in &settle.state {
+        let name = (write.bucket.clone(), write.key.clone());
+        let current = match values.get(&name) {
+            Some(value) => Clone::clone(value),
+            None => shared_state::get(&mut work.conn, &write.bucket, &write.key).await?,
+        };
+        match shared_state::apply(current, &write.change) {
+            StateVerdict::Written(value) => values.insert(name, value),
+            StateVerdict::Conflict(_) | StateVerdict::NotANumber(_) | StateVerdict::Late => return Ok(None),
+        };
+    }
+    Ok(Some(values))
+}
+
+/// Queues what a run left to read.
+pub(crate) fn write_output(work: &mut Work, job: i64, run: u32, output: &RunOutput) {
+    let RunOutput { lines, dropped_lines, dropped_bytes, progress } = output;
+    for line in lines {
+        let entry = work.draw_entry();
+        let mut line = line.clone();
+        if line.text.contains('\0') {
+            line.text = line.text.replace('\0', "\u{fffd}");
+        }
+        work.writes.log(job, entry, run, line);
+    }
+    for (name, percent) in progress {
+        let entry = work.draw_entry();
+        work.writes.progress(job, name.replace('\0', "\u{fffd}"), *percent, entry);
+    }
+    if *dropped_lines > 0 || *dropped_bytes > 0 {
+        let saturated = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
+        work.writes.outcome(OutcomeRow {
+            job,
+            result: None,
+            error: None,
+            dropped_lines: saturated(*dropped_lines),
+            dropped_bytes: saturated(*dropped_bytes),
+        });
+    }
+}
+
+/// Moves a running, ready or parked row to where `ending` says, with history, counters, unique key and slots.
+/// Every way out of a run and out of the line comes through here (C5).
+pub(crate) async fn end(
+    work: &mut Work,
+    ledger: &mut Ledger,
+    row: &mut StateRow,
+    ending: &Ending,
+    took: Option<std::time::Duration>,
+    now: UnixMillis,
+) -> Result<(), Fault> {
+    let was_running = row.place == Place::Running;
+    let took_us = took.filter(|_| was_running).map(|took| i64::try_from(took.as_micros()).unwrap_or(i64::MAX));
+    let mut about = Audit::new(row.handle, now, Event::Completed);
+    about.took_us = took_us;
+    if was_running {
+        about = about.run_of(row);
+    }
+    let text = |message: &str| message.replace('\0', "\u{fffd}");
+    let (mut result, mut error) = (None, None);
+    let mut keeps_place = false;
+    match ending {
+        Ending::Completed { result: value } => {
+            row.place = Place::Completed;
+            row.attempt += 1;
+            result.clone_from(value);
+            work.count("stats:succeeded", 1);
+        }
+        Ending::Failed { message, reason } => {
+            row.place = Place::Failed;
+            row.attempt += u32::from(was_running);
+            error = Some(text(message));
+            about.event = Event::Failed;
+            about.message = error.clone();
+            work.count_reason("stats:failed", reason.name());
+        }
+        Ending::Deleted { message } => {
+            row.place = Place::Deleted;
+            row.attempt += u32::from(was_running);
+            about.event = Event::Deleted;
+            about.message = Some(text(message));
+            work.count("stats:deleted", 1);
+        }
+        Ending::Retry { message, at } => {
+            go_on(row, *at, now);
+            row.attempt += 1;
+            keeps_place = keeps_place_of(work, row).await?;
+            error = Some(text(message));
+            about.event = Event::Failed;
+            about.message = error.clone();
+            work.count_reason("stats:requeued", "retry");
+        }
+        Ending::Snooze { at } => {
+            go_on(row, *at, now);
+            keeps_place = keeps_place_of(work, row).await?;
+            about.event = if row.place == Place::Scheduled { Event::Scheduled } else { Event::Enqueued };
+            about.message = Some("snoozed".to_owned());
+            work.count_reason("stats:requeued", "snooze");
+        }
+        Ending::HandBack { message } => {
+            row.place = Place::Ready;
+            keeps_place = keeps_place_of(work, row).await?;
+            about.event = Event::Requeued;
+            about.message = Some(text(message));
+            work.count_reason("stats:requeued", "hand-back");
+        }
+    }
+    let retried = matches!(ending, Ending::Retry { .. });
+    work.audit(about);
+    if retried {
+        let event = if row.place == Place::Scheduled { Event::Scheduled } else { Event::Enqueued };
+        let mut audit = Audit::new(row.handle, now, event).message(format!("retry after attempt {}", row.attempt));
+        audit.run = row.run;
+        work.audit(audit);
+    }
+    if result.is_some() || error.is_some() {
+        work.writes.outcome(OutcomeRow { job: row.handle, result, error, dropped_lines: 0, dropped_bytes: 0 });
+    }
+    // A hand-back never costs a place in line; a retry or snooze does unless the key is kept.
+    let ticket = row.ticket.filter(|_| keeps_place || matches!(ending, Ending::HandBack { .. }));
+    leave(ledger, row, keeps_place);
+    row.leave_line();
+    row.ticket = ticket;
+    row.host = None;
+    row.changed_at = now.0;
+    finish(work, row);
+    Ok(())
+}
+
+/// Where a retry or snooze waits.
+fn go_on(row: &mut StateRow, at: UnixMillis, now: UnixMillis) {
+    row.place = if at > now { Place::Scheduled } else { Place::Ready };
+    row.due = at.0;
+}
+
+/// Whether the job keeps its keys until it runs again.
+pub(crate) async fn keeps_place_of(work: &mut Work, row: &StateRow) -> Result<bool, Fault> {
+    if row.keys.is_empty() {
+        return Ok(false);
+    }
+    let concurrency = work.concurrency_of(row.job(), row.stamp).await?;
+    Ok(keeps_ticket_on_retry(concurrency.order, concurrency.on_retry))
+}
+
+/// Gives back what a keyed row holds and hands its keys on; a job without a key costs nothing here.
+pub(crate) fn leave(ledger: &mut Ledger, row: &StateRow, keeps_place: bool) {
+    if row.keys.is_empty() {
+        return;
+    }
+    match row.ticket.filter(|_| keeps_place) {
+        Some(ticket) => ledger.block(row.job(), ticket, &row.keys),
+        None => ledger.unblock(row.job(), &row.keys),
+    }
+    ledger.release(row.job(), &row.keys);
+}
+
+/// Queues a changed row, with what an ended one gives up.
+pub(crate) fn finish(work: &mut Work, row: &mut StateRow) {
+    if let Some(kept) = row.place.kept_counter() {
+        work.count(kept, 1);
+        if std::mem::take(&mut row.is_unique) {
+            work.writes.free_unique(row.handle);
+        }
+    }
+    work.writes.state(row.clone());
+}

@@ -1,0 +1,344 @@
+//! A transaction in progress: the connection, the numbers it hands out, the interned rows it knows.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use sqlx::{Executor as _, Row as _, SqliteConnection};
+use warp_domain::policy::{Declared, Stamp};
+use warp_domain::{Digest, UnixMillis};
+use warp_store::{StoreErrorKind, codec};
+
+use crate::error::Fault;
+use crate::rows::{Audit, Statements, Writes};
+
+/// More names than this are forgotten at once; they are a cache, and a lane or policy costs a few hundred bytes.
+const MOST_NAMES: usize = 10_000;
+
+/// The numbers that are handed out next. An undone savepoint does not give its numbers back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Sequence {
+    pub(crate) handle: i64,
+    pub(crate) token: i64,
+    pub(crate) ticket: i64,
+    pub(crate) entry: i64,
+}
+
+/// Interned rows by content and by number. Rows are never changed or removed, so what was committed stays true.
+#[derive(Default)]
+struct Names {
+    lanes: HashMap<(String, String), i64>,
+    policies: HashMap<String, i64>,
+    stamps: HashMap<i64, Arc<Stamp>>,
+    declared: HashMap<i64, Arc<Declared>>,
+    digests: HashMap<Digest, i64>,
+    /// Whether something is in here that is not committed yet.
+    uncommitted: bool,
+}
+
+/// The writer's transaction. All commands of one group share it.
+pub(crate) struct Work {
+    pub(crate) conn: SqliteConnection,
+    pub(crate) statements: Statements,
+    pub(crate) writes: Writes,
+    pub(crate) sequence: Sequence,
+    pub(crate) counters: HashMap<String, i64>,
+    stored_sequence: Sequence,
+    names: Names,
+    path: Arc<PathBuf>,
+    announce: bool,
+}
+
+impl Work {
+    pub(crate) fn new(conn: SqliteConnection, path: Arc<PathBuf>) -> Self {
+        let nothing = Sequence { handle: 0, token: 0, ticket: 0, entry: 0 };
+        Work {
+            conn,
+            statements: Statements::new(),
+            writes: Writes::default(),
+            sequence: nothing,
+            counters: HashMap::new(),
+            stored_sequence: nothing,
+            names: Names::default(),
+            path,
+            announce: false,
+        }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn into_connection(self) -> SqliteConnection {
+        self.conn
+    }
+
+    /// Takes the write lock of the file and reads the sequence, which another process may have moved.
+    pub(crate) async fn begin(&mut self) -> Result<(), Fault> {
+        self.announce = false;
+        self.conn.execute("BEGIN IMMEDIATE").await?;
+        let row = sqlx::query("SELECT handle, token, ticket, entry FROM sequence").fetch_one(&mut self.conn).await?;
+        self.sequence = Sequence { handle: row.try_get(0)?, token: row.try_get(1)?, ticket: row.try_get(2)?, entry: row.try_get(3)? };
+        self.stored_sequence = self.sequence;
+        Ok(())
+    }
+
+    pub(crate) async fn commit(&mut self) -> Result<(), Fault> {
+        self.flush_counters().await?;
+        if self.sequence != self.stored_sequence {
+            let Sequence { handle, token, ticket, entry } = self.sequence;
+            sqlx::query("UPDATE sequence SET handle = ?, token = ?, ticket = ?, entry = ?")
+                .bind(handle)
+                .bind(token)
+                .bind(ticket)
+                .bind(entry)
+                .execute(&mut self.conn)
+                .await?;
+        }
+        self.conn.execute("COMMIT").await?;
+        self.names.uncommitted = false;
+        Ok(())
+    }
+
+    /// Ends the transaction without its work, also when SQLite has already ended it (a full disk does).
+    pub(crate) async fn roll_back(&mut self) -> Result<(), Fault> {
+        self.forget_uncommitted();
+        self.counters.clear();
+        self.writes.clear();
+        match self.conn.execute("ROLLBACK").await {
+            Ok(_) => Ok(()),
+            // "cannot rollback - no transaction is active": there is nothing to end.
+            Err(sqlx::Error::Database(_)) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// One command of several begins. Its counters are written apart, so that an undo takes them along.
+    pub(crate) async fn savepoint(&mut self) -> Result<(), Fault> {
+        self.flush_counters().await?;
+        self.conn.execute("SAVEPOINT command").await?;
+        Ok(())
+    }
+
+    pub(crate) async fn release_savepoint(&mut self) -> Result<(), Fault> {
+        self.conn.execute("RELEASE command").await?;
+        Ok(())
+    }
+
+    pub(crate) async fn undo_savepoint(&mut self) -> Result<(), Fault> {
+        self.forget_uncommitted();
+        self.counters.clear();
+        self.writes.clear();
+        self.conn.execute("ROLLBACK TO command").await?;
+        self.conn.execute("RELEASE command").await?;
+        Ok(())
+    }
+
+    /// Part of a command begins that can be undone alone.
+    pub(crate) async fn piece(&mut self) -> Result<HashMap<String, i64>, Fault> {
+        self.flush().await?;
+        self.conn.execute("SAVEPOINT piece").await?;
+        Ok(self.counters.clone())
+    }
+
+    pub(crate) async fn keep_piece(&mut self) -> Result<(), Fault> {
+        self.conn.execute("RELEASE piece").await?;
+        Ok(())
+    }
+
+    /// Undoes the piece; `counters` is what [`Work::piece`] returned.
+    pub(crate) async fn undo_piece(&mut self, counters: HashMap<String, i64>) -> Result<(), Fault> {
+        self.forget_uncommitted();
+        self.writes.clear();
+        self.counters = counters;
+        self.conn.execute("ROLLBACK TO piece").await?;
+        self.conn.execute("RELEASE piece").await?;
+        Ok(())
+    }
+
+    fn forget_uncommitted(&mut self) {
+        if self.names.uncommitted {
+            self.names = Names::default();
+        }
+    }
+
+    /// A command has written everything. What it made runnable and nobody claimed is announced.
+    pub(crate) fn end_command(&mut self) {
+        self.announce |= self.writes.made_runnable();
+        self.writes.clear();
+    }
+
+    /// After the commit, whoever waits for work is told.
+    pub(crate) fn announce(&mut self) {
+        self.announce = true;
+    }
+
+    pub(crate) fn take_announcement(&mut self) -> bool {
+        std::mem::take(&mut self.announce)
+    }
+
+    pub(crate) fn draw_entry(&mut self) -> i64 {
+        let entry = self.sequence.entry;
+        self.sequence.entry += 1;
+        entry
+    }
+
+    /// Adds a row to a job's history.
+    pub(crate) fn audit(&mut self, audit: Audit) {
+        let entry = self.draw_entry();
+        self.writes.audit(entry, audit);
+    }
+
+    /// Writes what has been decided, so that the next query sees it.
+    pub(crate) async fn flush(&mut self) -> Result<(), Fault> {
+        self.writes.flush(&self.statements, &mut self.conn).await
+    }
+
+    /// Adds to a counter; written once per transaction.
+    pub(crate) fn count(&mut self, name: &str, by: i64) {
+        match self.counters.get_mut(name) {
+            Some(value) => *value += by,
+            None => {
+                self.counters.insert(name.to_owned(), by);
+            }
+        }
+    }
+
+    /// `total` and `total:reason`.
+    pub(crate) fn count_reason(&mut self, total: &str, reason: &str) {
+        self.count(total, 1);
+        self.count(&format!("{total}:{reason}"), 1);
+    }
+
+    async fn flush_counters(&mut self) -> Result<(), Fault> {
+        let changed: Vec<_> = self.counters.drain().filter(|(_, by)| *by != 0).collect();
+        self.statements
+            .counters
+            .run(&mut self.conn, &changed, |(name, by), row| {
+                row.put(name.as_str())?.put(*by)?;
+                Ok(())
+            })
+            .await?;
+        Ok(())
+    }
+
+    /// The number of a contract in a queue.
+    pub(crate) async fn lane(&mut self, contract: &str, queue: &str) -> Result<i64, Fault> {
+        let name = (contract.to_owned(), queue.to_owned());
+        if let Some(id) = self.names.lanes.get(&name) {
+            return Ok(*id);
+        }
+        let found = sqlx::query("SELECT id FROM lane WHERE contract = ? AND queue = ?").bind(contract).bind(queue);
+        let id = match found.fetch_optional(&mut self.conn).await? {
+            Some(row) => row.try_get(0)?,
+            None => {
+                self.names.uncommitted = true;
+                let insert = sqlx::query("INSERT INTO lane (contract, queue) VALUES (?, ?)").bind(contract).bind(queue);
+                insert.execute(&mut self.conn).await?.last_insert_rowid()
+            }
+        };
+        if self.names.lanes.len() >= MOST_NAMES {
+            self.names.lanes.clear();
+        }
+        self.names.lanes.insert(name, id);
+        Ok(id)
+    }
+
+    /// The number of a plugin version.
+    pub(crate) async fn digest(&mut self, digest: Digest) -> Result<i64, Fault> {
+        if let Some(id) = self.names.digests.get(&digest) {
+            return Ok(*id);
+        }
+        let found = sqlx::query("SELECT id FROM digest WHERE sha256 = ?").bind(digest.0.to_vec()).fetch_optional(&mut self.conn).await?;
+        let id = match found {
+            Some(row) => row.try_get(0)?,
+            None => {
+                self.names.uncommitted = true;
+                let insert = sqlx::query("INSERT INTO digest (sha256) VALUES (?)").bind(digest.0.to_vec());
+                insert.execute(&mut self.conn).await?.last_insert_rowid()
+            }
+        };
+        if self.names.digests.len() >= MOST_NAMES {
+            self.names.digests.clear();
+        }
+        self.names.digests.insert(digest, id);
+        Ok(id)
+    }
+
+    /// The number of a policy by its canonical text.
+    pub(crate) async fn policy(&mut self, body: String) -> Result<i64, Fault> {
+        if let Some(id) = self.names.policies.get(&body) {
+            return Ok(*id);
+        }
+        let id = match sqlx::query("SELECT id FROM policy WHERE body = ?").bind(&body).fetch_optional(&mut self.conn).await? {
+            Some(row) => row.try_get(0)?,
+            None => {
+                self.names.uncommitted = true;
+                sqlx::query("INSERT INTO policy (body) VALUES (?)").bind(&body).execute(&mut self.conn).await?.last_insert_rowid()
+            }
+        };
+        if self.names.policies.len() >= MOST_NAMES {
+            self.names.policies.clear();
+        }
+        self.names.policies.insert(body, id);
+        Ok(id)
+    }
+
+    async fn policy_body(&mut self, id: i64) -> Result<String, Fault> {
+        let row = sqlx::query("SELECT body FROM policy WHERE id = ?").bind(id).fetch_optional(&mut self.conn).await?;
+        let row = row.ok_or_else(|| Fault::Said(StoreErrorKind::Internal, format!("policy {id} is named by a job and does not exist")))?;
+        Ok(row.try_get(0)?)
+    }
+
+    /// A stamped policy by its number.
+    pub(crate) async fn stamp(&mut self, id: i64) -> Result<Arc<Stamp>, Fault> {
+        if let Some(stamp) = self.names.stamps.get(&id) {
+            return Ok(stamp.clone());
+        }
+        let body = self.policy_body(id).await?;
+        let stamp = codec::decode_stamp(&body).map_err(|error| Fault::Said(StoreErrorKind::Schema, error.to_string()))?;
+        let stamp = Arc::new(stamp);
+        if self.names.stamps.len() >= MOST_NAMES {
+            self.names.stamps.clear();
+        }
+        self.names.stamps.insert(id, stamp.clone());
+        Ok(stamp)
+    }
+
+    /// A policy that was declared at enqueue, by its number.
+    pub(crate) async fn declared(&mut self, id: i64) -> Result<Arc<Declared>, Fault> {
+        if let Some(declared) = self.names.declared.get(&id) {
+            return Ok(declared.clone());
+        }
+        let body = self.policy_body(id).await?;
+        let declared = codec::decode_declared(&body).map_err(|error| Fault::Said(StoreErrorKind::Schema, error.to_string()))?;
+        let declared = Arc::new(declared);
+        if self.names.declared.len() >= MOST_NAMES {
+            self.names.declared.clear();
+        }
+        self.names.declared.insert(id, declared.clone());
+        Ok(declared)
+    }
+
+    /// Writes a stamp and remembers its number.
+    pub(crate) async fn intern_stamp(&mut self, stamp: &Arc<Stamp>) -> Result<i64, Fault> {
+        let id = self.policy(codec::encode_stamp(stamp)).await?;
+        self.names.stamps.entry(id).or_insert_with(|| stamp.clone());
+        Ok(id)
+    }
+
+    /// Whether a host is still registered; a rescued one is not, and hears it here (C1).
+    pub(crate) async fn check_host(&mut self, host: warp_domain::HostId) -> Result<(), Fault> {
+        let found = sqlx::query("SELECT 1 FROM host WHERE id = ?").bind(host.0).fetch_optional(&mut self.conn).await?;
+        found.map(drop).ok_or_else(|| {
+            Fault::Said(StoreErrorKind::HostLost, format!("host {} is not registered any more; its runs have been given back", host.0))
+        })
+    }
+
+    /// When the next scheduled job falls due.
+    pub(crate) async fn next_due(&mut self) -> Result<Option<UnixMillis>, Fault> {
+        let row =
+            sqlx::query("SELECT min(due) FROM job_state INDEXED BY state_scheduled WHERE place = 0").fetch_one(&mut self.conn).await?;
+        Ok(row.try_get::<Option<i64>, _>(0)?.map(UnixMillis))
+    }
+}

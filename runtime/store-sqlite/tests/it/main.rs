@@ -1,0 +1,3 @@
+//! Tests of the driver against real files.
+
+mod basics;

@@ -1,0 +1,1 @@
+//! The conformance suite that every store driver must pass.

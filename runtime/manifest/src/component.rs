@@ -196,8 +196,10 @@ fn walk(bytes: &[u8]) -> Result<Walked<'_>, ComponentError> {
         message: crate::text::shown(error.message()),
     };
     let mut walked = Walked::default();
+    let truncated = ComponentError::Truncated { bytes: bytes.len() };
     let mut parser = Parser::new(0);
-    let mut outer: Vec<Parser> = Vec::new();
+    let mut end = bytes.len();
+    let mut outer: Vec<(Parser, usize)> = Vec::new();
     let mut rest = bytes;
     loop {
         // A component has no code of its own, so at the top level every step but the first begins a section. Told
@@ -206,13 +208,14 @@ fn walk(bytes: &[u8]) -> Result<Walked<'_>, ComponentError> {
             let offset = (bytes.len() - rest.len()) as u64;
             return Err(ComponentError::Malformed { offset, message: format!("there is no section of kind {kind}") });
         }
-        // Only at the very end may a section be missing; told so earlier, the parser could not say "truncated".
-        let chunk = parser.parse(rest, rest.is_empty()).map_err(malformed)?;
-        let (consumed, payload) = match chunk {
-            Chunk::NeedMoreData(_) => return Err(ComponentError::Truncated { bytes: bytes.len() }),
-            Chunk::Parsed { consumed, payload } => (consumed, payload),
+        // Only at the end of its own level may a section be missing; told so earlier, the parser could not say
+        // "truncated", and at the end of the file it would close every level as if nothing were missing.
+        let at_end = bytes.len() - rest.len() == end;
+        let Chunk::Parsed { consumed, payload } = parser.parse(rest, at_end).map_err(malformed)? else {
+            return Err(truncated);
         };
-        rest = rest.get(consumed..).ok_or(ComponentError::Truncated { bytes: bytes.len() })?;
+        let Some(behind) = rest.get(consumed..) else { return Err(truncated) };
+        rest = behind;
         match payload {
             Payload::Version { encoding: Encoding::Module, .. } if outer.is_empty() => return Err(ComponentError::CoreModule),
             Payload::CustomSection(custom) if custom.name() == SECTION => match outer.len() {
@@ -237,15 +240,18 @@ fn walk(bytes: &[u8]) -> Result<Walked<'_>, ComponentError> {
                     }
                 }
             }
-            Payload::ModuleSection { parser: inner, .. } | Payload::ComponentSection { parser: inner, .. } => {
+            Payload::ModuleSection { parser: inner, unchecked_range } | Payload::ComponentSection { parser: inner, unchecked_range } => {
+                if unchecked_range.end > end {
+                    return Err(truncated);
+                }
                 if outer.len() == DEEPEST {
                     let offset = (bytes.len() - rest.len()) as u64;
                     return Err(ComponentError::Malformed { offset, message: format!("nested more than {DEEPEST} deep") });
                 }
-                outer.push(std::mem::replace(&mut parser, inner));
+                outer.push((std::mem::replace(&mut parser, inner), std::mem::replace(&mut end, unchecked_range.end)));
             }
             Payload::End(_) => match outer.pop() {
-                Some(around) => parser = around,
+                Some(around) => (parser, end) = around,
                 None => return Ok(walked),
             },
             _ => {}

@@ -40,3 +40,17 @@ pub const NOT_YET: &[&str] = &["capabilities.http", "circuit_breaker", "kind", "
 pub(crate) fn enforced(word: &str) -> bool {
     VOCABULARY.contains(&word) && !NOT_YET.contains(&word)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_enforced_is_a_word_of_the_format() {
+        for word in NOT_YET {
+            assert!(VOCABULARY.contains(word), "`{word}` is misspelt in one of the two tables");
+            assert!(!enforced(word));
+        }
+        assert!(enforced("mutex") && !enforced("quantum"));
+    }
+}

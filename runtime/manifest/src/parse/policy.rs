@@ -315,3 +315,38 @@ fn circuit_breaker<'t>(reader: &mut Reader<'t>, view: &View<'t>) -> Option<Circu
     };
     Some(CircuitBreaker { group, threshold: threshold?, open: open?, reset_jitter: jitter? })
 }
+
+/// What no manifest can show while the families are refused, so that switching one on is deleting its line.
+#[cfg(test)]
+mod tests {
+    use toml::de::DeTable;
+
+    use super::*;
+
+    /// Reads the only table of a text with one of the readers above.
+    fn read<T>(text: &str, read: impl for<'t> FnOnce(&mut Reader<'t>, &View<'t>) -> T) -> T {
+        let root = DeTable::parse(text).expect("TOML");
+        let mut reader = Reader::new(text, "p.toml");
+        let value = read(&mut reader, &View::root(root.get_ref()));
+        assert_eq!(reader.finish().0, [], "{text}");
+        value
+    }
+
+    #[test]
+    fn families_that_wait_for_their_enforcement_are_read_in_full() {
+        let key: KeyTemplate = "bank-api".parse().expect("a key");
+        let limit = |style, mode| Some(RateLimit { key: key.clone(), count: 100, per: Duration::from_secs(60), style, mode });
+        let text = "key = \"bank-api\"\ncount = 100\nper = \"1m\"\n";
+        assert_eq!(read(text, rate_limit), limit(RateStyle::Fixed, Mode::Wait));
+        let written = format!("{text}style = \"token-bucket\"\nmode = \"skip\"\n");
+        assert_eq!(read(&written, rate_limit), limit(RateStyle::TokenBucket, Mode::Skip));
+
+        let breaker = |group: Option<&str>, threshold, [open, jitter]: [u64; 2]| {
+            let [open, reset_jitter] = [open, jitter].map(Duration::from_secs);
+            Some(CircuitBreaker { group: group.map(str::to_owned), threshold, open, reset_jitter })
+        };
+        assert_eq!(read("", circuit_breaker), breaker(None, 3, [60, 10]));
+        let written = "group = \"bank\"\nthreshold = 5\nopen = \"2m\"\nreset_jitter = \"0s\"\n";
+        assert_eq!(read(written, circuit_breaker), breaker(Some("bank"), 5, [120, 0]));
+    }
+}

@@ -129,7 +129,11 @@ fn capabilities_that_change() {
 #[test]
 fn of_two_plugins_that_claim_the_same_the_later_is_refused() {
     let first = manifest("first", "[handler.a]\nsemaphore = { key = \"cpu\", limit = 2 }\n");
-    let second = manifest("second", "[handler.b]\nsemaphore = { key = \"cpu\", limit = 3 }\n[handler.c]\nmutex = { key = \"own\" }\n");
+    let second = manifest(
+        "second",
+        "[handler.b]\nsemaphore = { key = \"cpu\", limit = 3 }\n[handler.c]\nmutex = { key = \"own\" }\n\
+                              [handler.d]\nsemaphore = { key = \"own\", limit = 7 }\n",
+    );
     let thief = manifest("thief", "[handler.x]\nhandles = [\"z\", \"a\"]\nsemaphore = { key = \"cpu\", limit = 9 }\n[handler.q]\n");
     let mut twin = manifest("first", "[handler.other]\n");
     twin.file = "copy.toml".into();

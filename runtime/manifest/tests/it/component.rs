@@ -139,6 +139,29 @@ fn every_bad_file_is_told_apart() {
     }
 }
 
+/// At the end of the file a parser that is told "there is no more" closes every level, as if the file were whole.
+#[test]
+fn a_file_cut_inside_a_nested_module_is_truncated_wherever_the_cut_falls() {
+    let mut module = Module::new();
+    module.section(&CustomSection { name: "a".into(), data: (&[1, 2][..]).into() });
+    module.section(&CustomSection { name: "b".into(), data: (&[3, 4][..]).into() });
+    let whole = component(&[], &["handle"]).section(&ModuleSection(&module)).clone().finish();
+    let nested = module.finish().len();
+    assert_eq!(read(&whole), Ok(None));
+    for length in whole.len() - nested - 1..whole.len() {
+        assert_eq!(read(&whole[..length]), Err(ComponentError::Truncated { bytes: length }), "cut to {length} of {}", whole.len());
+    }
+}
+
+#[test]
+fn endless_nesting_is_refused() {
+    let nested =
+        |depth: usize| (0..depth).fold(Component::new(), |inner, _| Component::new().section(&NestedComponentSection(&inner)).clone());
+    assert_eq!(read(&nested(100).finish()), Ok(None));
+    let error = read(&nested(101).finish()).expect_err("too deep").to_string();
+    assert!(error.contains("nested more than 100 deep"), "{error}");
+}
+
 #[test]
 fn pack_refuses_what_would_not_load() {
     let packed = pack(&plain(), TEXT).expect("packs");

@@ -15,12 +15,14 @@
 //!   keys are woken without a reservation and may lose to a newcomer, but keep their ticket.)
 //!
 //! What a driver owes, beside writing the effects in order *after* the verdict's own change of the row:
-//! - the view holds every slot and blocker of each key, and the line from its oldest row on; blockers and waiters
-//!   whose contract no live host runs may be left out or marked, and when that set changes (a host serves, leaves
-//!   or is rescued) every key where such a row stands is handed on in that transaction;
-//! - a start that was reserved gets its token on its slot rows; a job that ends for good is [`Ledger::unblock`]ed
-//!   and [`Ledger::release`]d; one that keeps its place ([`keeps_ticket_on_retry`]) is [`Ledger::block`]ed first,
-//!   whether it retries, snoozes, is handed back or rescued;
+//! - the view holds every slot and every blocker of a key, and its line from the oldest row on. Waiters whose
+//!   contract no live host runs may be left out or marked; when that set changes (a host serves, leaves or is
+//!   rescued), every key where such a row is parked is handed on in that transaction. A head in its retry delay
+//!   keeps its keys whether or not its contract is served just now: a host that restarts must not cost it its turn;
+//! - a start that was reserved gets its token on its slot rows;
+//! - whoever leaves is [`Ledger::release`]d; a job that keeps its place ([`keeps_ticket_on_retry`]) is
+//!   [`Ledger::block`]ed before that when its run ends and it does not (retry, snooze, hand-back, rescue), and
+//!   [`Ledger::unblock`]ed before that when it ends without running again (delete, cancel);
 //! - before it commits it asks [`Ledger::keys_to_reload`] and extends those lines until the answer is empty.
 //!
 //! What it deliberately does not do: know rows, tokens, hosts' leases or time. A driver has checked token and
@@ -522,7 +524,8 @@ impl Ledger {
         }
     }
 
-    /// The job has started, stands in line again or has ended, and keeps no key any more; each is handed on.
+    /// The job has started, stands in line again or ends without running again, and keeps no key any more: each is
+    /// handed on. Costs nothing for a job that keeps none.
     pub fn unblock(&mut self, job: JobHandle, keys: &[KeyId]) {
         if !self.rules.hold(Rule::StartEndsTheBlock) {
             return;

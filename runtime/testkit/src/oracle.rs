@@ -1,0 +1,396 @@
+//! An account of its own of who runs, waits and holds, kept from the journal, and the promises checked against it.
+//!
+//! What must stay true: nothing here calls the ledger. Limits, turns and proofs are computed from first principles
+//! out of the stamps, so that an error of the ledger is not repeated here. After every command the rows are compared
+//! with this account: slots, tokens, lines and blocks agree exactly, or somebody leaked, doubled or lost one.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use warp_domain::policy::{Concurrency, Mode, OnRetry, Order, Stamp};
+use warp_domain::{ClaimToken, JobHandle, KeyId};
+
+use crate::model::{Event, Model, Place, Row};
+
+/// A broken promise, in words.
+pub type Broken = String;
+
+/// Where a job stands by this account.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stand {
+    /// Scheduled or ready.
+    Idle,
+    /// Ready, because this key had room.
+    Woken(KeyId),
+    /// In this key's line.
+    Parked(KeyId),
+    /// Slots taken, no token.
+    Reserved,
+    /// A run.
+    Running(ClaimToken),
+    /// Completed, Failed or Deleted.
+    Over,
+}
+
+#[derive(Debug, Clone)]
+struct Account {
+    stand: Stand,
+    ticket: Option<u64>,
+    /// Keeps its keys through a delay.
+    blocks: bool,
+    /// Has been started or parked before.
+    seen: bool,
+    stamp: Option<Arc<Stamp>>,
+}
+
+/// The account.
+#[derive(Debug, Clone, Default)]
+pub struct Oracle {
+    jobs: BTreeMap<JobHandle, Account>,
+    limits: BTreeMap<KeyId, u32>,
+    /// The largest token that ever held the key.
+    fences: BTreeMap<KeyId, ClaimToken>,
+    /// Starts seen.
+    pub starts: u64,
+    /// Jobs parked.
+    pub parks: u64,
+    /// Jobs skipped.
+    pub skips: u64,
+    /// Slots handed on.
+    pub hand_ons: u64,
+}
+
+/// A job's rules, read from its row's stamp.
+#[derive(Clone, Copy)]
+struct Rules<'a> {
+    keys: &'a [KeyId],
+    family: &'a Concurrency,
+}
+
+fn rules(row: &Row) -> Option<Rules<'_>> {
+    Some(Rules { keys: row.keys.as_deref()?, family: row.concurrency()? })
+}
+
+impl Oracle {
+    /// Where a job stands.
+    #[must_use]
+    pub fn stand(&self, job: JobHandle) -> Option<Stand> {
+        self.jobs.get(&job).map(|account| account.stand)
+    }
+
+    /// Takes the journal of one command into account, then compares the rows.
+    ///
+    /// # Errors
+    /// The first broken promise.
+    pub fn follow(&mut self, model: &mut Model) -> Result<(), Broken> {
+        let mut woken = BTreeMap::new();
+        for event in std::mem::take(&mut model.journal) {
+            self.event(model, &event, &mut woken).map_err(|broken| format!("{broken} [{event:?}]"))?;
+        }
+        self.compare(model)
+    }
+
+    fn account(&mut self, job: JobHandle) -> &mut Account {
+        self.jobs.entry(job).or_insert(Account { stand: Stand::Idle, ticket: None, blocks: false, seen: false, stamp: None })
+    }
+
+    fn limit(&self, key: KeyId, stamped: u32) -> u32 {
+        self.limits.get(&key).copied().unwrap_or(stamped.max(1))
+    }
+
+    /// Slots of a key held by runs and, if asked, by reservations, without those of `job`; and whether one of the
+    /// holders must be alone.
+    fn held(&self, model: &Model, key: KeyId, job: JobHandle, with_reserved: bool) -> (u32, bool) {
+        let mut sum = 0;
+        let mut exclusive = false;
+        for (other, account) in &self.jobs {
+            let holds = matches!(account.stand, Stand::Running(_)) || with_reserved && account.stand == Stand::Reserved;
+            if !holds || *other == job {
+                continue;
+            }
+            let Some(rules) = model.rows.get(other).and_then(rules).filter(|rules| rules.keys.contains(&key)) else { continue };
+            sum += rules.family.weight;
+            exclusive |= self.limit(key, rules.family.limit) == 1;
+        }
+        (sum, exclusive)
+    }
+
+    fn fits(
+        &self,
+        model: &Model,
+        key: KeyId,
+        job: JobHandle,
+        family: &Concurrency,
+        with_reserved: bool,
+        promised: u32,
+    ) -> Result<(), Broken> {
+        let (held, exclusive) = self.held(model, key, job, with_reserved);
+        let limit = self.limit(key, family.limit);
+        if promised.saturating_add(held + family.weight) > limit {
+            return Err(format!(
+                "{job:?} of weight {} beside {held} held and {promised} promised at limit {limit} of {key:?}",
+                family.weight
+            ));
+        }
+        if exclusive {
+            return Err(format!("{job:?} beside a holder at limit 1 of {key:?}"));
+        }
+        Ok(())
+    }
+
+    /// Nobody older who counts stands in this line, and nobody older keeps the key through a delay.
+    fn overtakes(&self, model: &Model, key: KeyId, job: JobHandle) -> Result<(), Broken> {
+        let mine = self.jobs.get(&job).and_then(|account| account.ticket).unwrap_or(u64::MAX);
+        for (other, account) in self.jobs.iter().filter(|(other, _)| **other != job) {
+            let (Some(ticket), Some(row)) = (account.ticket, model.rows.get(other)) else { continue };
+            let Some(rules) = rules(row).filter(|rules| rules.keys.contains(&key)) else { continue };
+            if ticket >= mine {
+                continue;
+            }
+            let limit = self.limit(key, rules.family.limit);
+            let can_ever = limit == 0 || rules.family.weight <= limit;
+            if account.stand == Stand::Parked(key) && can_ever && model.is_served(&row.job.contract) {
+                return Err(format!("{job:?} (ticket {mine}) overtakes {other:?} (ticket {ticket}) on {key:?}"));
+            }
+            if account.blocks {
+                return Err(format!("{job:?} (ticket {mine}) passes {other:?} (ticket {ticket}) in its retry delay on {key:?}"));
+            }
+        }
+        Ok(())
+    }
+
+    fn event(&mut self, model: &Model, event: &Event, woken: &mut BTreeMap<JobHandle, (KeyId, u32)>) -> Result<(), Broken> {
+        match *event {
+            Event::Started { job, token } => {
+                woken.remove(&job);
+                self.starts += 1;
+                let before = self.account(job).stand;
+                if !matches!(before, Stand::Idle | Stand::Woken(_) | Stand::Reserved) {
+                    return Err(format!("{job:?} started while {before:?}"));
+                }
+                let Some(row) = model.rows.get(&job) else { return Err(format!("{job:?} started without a row")) };
+                if let Some(rules) = rules(row) {
+                    let reserved = before == Stand::Reserved;
+                    for &key in rules.keys {
+                        self.fits(model, key, job, rules.family, !reserved, 0)?;
+                        if !reserved {
+                            self.overtakes(model, key, job)?;
+                        }
+                        let fence = self.fences.insert(key, token);
+                        if fence.is_some_and(|fence| fence >= token) {
+                            return Err(format!("fencing token {token:?} of {key:?} does not grow: {fence:?} was there"));
+                        }
+                    }
+                }
+                let account = self.account(job);
+                account.stand = Stand::Running(token);
+                account.seen = true;
+                account.blocks = false;
+            }
+            Event::Parked { job, key, ticket } => {
+                woken.remove(&job);
+                self.parks += 1;
+                let account = self.account(job);
+                if !matches!(account.stand, Stand::Idle | Stand::Woken(_)) {
+                    return Err(format!("{job:?} parked while {:?}", account.stand));
+                }
+                if account.ticket.is_some_and(|old| old != ticket) {
+                    return Err(format!("{job:?} lost its place in line: {:?} became {ticket}", account.ticket));
+                }
+                (account.stand, account.ticket, account.seen, account.blocks) = (Stand::Parked(key), Some(ticket), true, false);
+            }
+            Event::Reserved(job) | Event::Woken(job) => {
+                self.hand_ons += 1;
+                let Stand::Parked(key) = self.account(job).stand else {
+                    return Err(format!("{job:?} was handed a key while {:?}", self.account(job).stand));
+                };
+                let row = model.rows.get(&job).ok_or("a job without a row was handed a key")?;
+                let rules = rules(row).ok_or("a job without keys was handed one")?;
+                if !model.is_served(&row.job.contract) {
+                    return Err(format!("{job:?} was handed {key:?}, and no live host runs its contract"));
+                }
+                let promised = woken.values().filter(|(other, _)| *other == key).map(|(_, weight)| weight).sum();
+                self.fits(model, key, job, rules.family, true, promised)?;
+                self.overtakes(model, key, job)?;
+                if matches!(event, Event::Reserved(_)) {
+                    if rules.keys.len() > 1 {
+                        return Err(format!("{job:?} was given one slot, and it needs {:?}", rules.keys));
+                    }
+                    self.account(job).stand = Stand::Reserved;
+                } else {
+                    woken.insert(job, (key, rules.family.weight));
+                    self.account(job).stand = Stand::Woken(key);
+                }
+            }
+            Event::Freed(job) => {
+                let account = self.account(job);
+                match account.stand {
+                    Stand::Running(_) => return Err(format!("the slots of {job:?} were freed under its run")),
+                    Stand::Reserved => account.stand = Stand::Idle,
+                    _ => {}
+                }
+            }
+            Event::Skipped { job, key, holder } => self.skipped(model, job, key, holder)?,
+            Event::Left { job, place, keeps_its_place: _, loses_its_ticket } => {
+                woken.remove(&job);
+                let blocks = model.rows.get(&job).and_then(rules).is_some_and(|rules| {
+                    rules.family.order == Order::Fifo && rules.family.on_retry == OnRetry::Block && !rules.keys.is_empty()
+                });
+                let account = self.account(job);
+                if account.stand == Stand::Over {
+                    return Err(format!("{job:?} left, and it was over"));
+                }
+                account.blocks = blocks && matches!(account.stand, Stand::Running(_)) && !place.state().is_final();
+                account.stand = if place.state().is_final() { Stand::Over } else { Stand::Idle };
+                if loses_its_ticket {
+                    account.ticket = None;
+                }
+            }
+            Event::Requeued(job) => {
+                let account = self.account(job);
+                if account.stand == Stand::Over {
+                    account.stand = Stand::Idle;
+                }
+            }
+            Event::Removed(job) => {
+                self.jobs.remove(&job);
+            }
+            Event::Committed => woken.clear(),
+            Event::Limit(key, limit) => {
+                match limit {
+                    Some(limit) => self.limits.insert(key, limit),
+                    None => self.limits.remove(&key),
+                };
+            }
+        }
+        Ok(())
+    }
+
+    /// Work is dropped before its first start only, and somebody who holds the key at the stamped limit is the proof.
+    fn skipped(&mut self, model: &Model, job: JobHandle, key: KeyId, holder: JobHandle) -> Result<(), Broken> {
+        self.skips += 1;
+        let rules = model.rows.get(&job).and_then(rules).ok_or("a job without keys was skipped")?;
+        if rules.family.mode != Mode::Skip || self.account(job).seen {
+            return Err(format!("{job:?} was skipped, and it waits by its policy or has been started or parked before"));
+        }
+        let holds = matches!(self.stand(holder), Some(Stand::Running(_) | Stand::Reserved));
+        if !holds || !model.rows.get(&holder).and_then(self::rules).is_some_and(|rules| rules.keys.contains(&key)) {
+            return Err(format!("{job:?} was skipped for {holder:?}, which does not hold {key:?}"));
+        }
+        let stamped = rules.family.limit.max(1);
+        let (held, _) = self.held(model, key, job, true);
+        let alone = self.jobs.iter().any(|(other, account)| {
+            matches!(account.stand, Stand::Running(_) | Stand::Reserved)
+                && model.rows.get(other).and_then(self::rules).is_some_and(|other| other.keys.contains(&key) && other.family.limit <= 1)
+        });
+        if held + rules.family.weight <= stamped && !alone {
+            return Err(format!("{job:?} was skipped beside {held} held at its own limit {stamped} of {key:?}"));
+        }
+        Ok(())
+    }
+
+    fn compare(&mut self, model: &Model) -> Result<(), Broken> {
+        let mut slots: BTreeMap<(KeyId, JobHandle), (u32, Option<ClaimToken>)> = BTreeMap::new();
+        let mut blocks = BTreeMap::new();
+        for (&job, row) in &model.rows {
+            let keyed = rules(row);
+            let account = self.account(job);
+            if account.stamp.is_some() && account.stamp != row.stamp {
+                return Err(format!("the stamp of {job:?} was rewritten"));
+            }
+            account.stamp.clone_from(&row.stamp);
+            if matches!(account.stand, Stand::Running(_)) && keyed.is_some_and(|rules| rules.family.order == Order::Fifo) {
+                if row.ticket.is_none() {
+                    return Err(format!("{job:?} is first in, first out, and runs without a place in line"));
+                }
+                account.ticket = row.ticket;
+            }
+            let agrees = match account.stand {
+                Stand::Idle => matches!(row.place, Place::Scheduled | Place::Ready),
+                Stand::Woken(key) => row.place == Place::Ready && row.parked_on == Some(key),
+                Stand::Parked(key) => row.place == Place::Parked && row.parked_on == Some(key) && row.ticket == account.ticket,
+                Stand::Reserved => row.place == Place::Reserved,
+                Stand::Running(token) => row.place == Place::Running && row.token == Some(token),
+                Stand::Over => row.place.state().is_final(),
+            };
+            if !agrees {
+                return Err(format!("{job:?} is {:?} by what was decided and {:?} by its row", account.stand, row.place));
+            }
+            let token = match account.stand {
+                Stand::Running(token) => Some(Some(token)),
+                Stand::Reserved => Some(None),
+                _ => None,
+            };
+            let Some(rules) = keyed else { continue };
+            for &key in rules.keys {
+                if let Some(token) = token {
+                    slots.insert((key, job), (rules.family.weight, token));
+                }
+                if let (true, Some(ticket)) = (account.blocks, account.ticket) {
+                    blocks.insert((key, job), ticket);
+                }
+            }
+        }
+        self.jobs.retain(|job, _| model.rows.contains_key(job));
+        let mut there: BTreeMap<(KeyId, JobHandle), (u32, Option<ClaimToken>)> = BTreeMap::new();
+        for ((key, number), slot) in &model.slots {
+            let entry = there.entry((*key, slot.job)).or_insert((0, slot.token));
+            entry.0 += 1;
+            if entry.1 != slot.token {
+                return Err(format!("slot {number} of {key:?} has another token than the others of {:?}", slot.job));
+            }
+        }
+        if there != slots {
+            return Err(format!("slot rows are {there:?}, and what runs or is reserved takes {slots:?}"));
+        }
+        if model.blockers != blocks {
+            return Err(format!("blocks are {:?}, and those in a delay keep {blocks:?}", model.blockers));
+        }
+        self.quiet(model)
+    }
+
+    /// Progress: the oldest waiter of each key that counts could not start now. Jobs that were woken for the key and
+    /// have not tried it yet count as taking it: they take it or hand it on.
+    fn quiet(&self, model: &Model) -> Result<(), Broken> {
+        let lines: BTreeSet<KeyId> =
+            self.jobs.values().filter_map(|account| if let Stand::Parked(key) = account.stand { Some(key) } else { None }).collect();
+        for key in lines {
+            let mut line: Vec<_> = self
+                .jobs
+                .iter()
+                .filter(|(_, account)| account.stand == Stand::Parked(key))
+                .filter_map(|(job, account)| {
+                    Some((account.ticket?, *job, model.rows.get(job).and_then(rules)?, &model.rows.get(job)?.job.contract))
+                })
+                .filter(|(_, _, rules, contract)| model.is_served(contract) && rules.family.weight <= self.limit(key, rules.family.limit))
+                .collect();
+            line.sort_by_key(|(ticket, ..)| *ticket);
+            let Some((_, job, rules, _)) = line.first() else { continue };
+            let mut promised = 0;
+            for (other, _) in self.jobs.iter().filter(|(_, account)| account.stand == Stand::Woken(key)) {
+                let Some(other) = model.rows.get(other).and_then(self::rules) else { continue };
+                let takes = if self.limit(key, other.family.limit) <= 1 { u32::MAX } else { other.family.weight };
+                promised = takes.saturating_add(promised);
+            }
+            if self.fits(model, key, *job, rules.family, true, promised).is_ok() && self.overtakes(model, key, *job).is_ok() {
+                return Err(format!("{job:?} stands at the head of the line of {key:?}, which has room"));
+            }
+        }
+        Ok(())
+    }
+
+    /// After everything has ended: nothing is held, kept or waited for.
+    ///
+    /// # Errors
+    /// What is left.
+    pub fn finished(&self, model: &Model) -> Result<(), Broken> {
+        let open: Vec<_> = model.rows.iter().filter(|(_, row)| !row.place.state().is_final()).map(|(job, row)| (*job, row.place)).collect();
+        if !open.is_empty() {
+            return Err(format!("lost: without faults, and with every contract served and no admin limit, {open:?} never end"));
+        }
+        if !model.slots.is_empty() || !model.blockers.is_empty() || !model.cancels.is_empty() {
+            return Err(format!("left over: {:?} {:?} {:?}", model.slots, model.blockers, model.cancels));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,3 @@
+//! The simulation over many seeds, the mutations it must notice, and the explorer.
+
+mod sim;

@@ -3,6 +3,8 @@
 //! Versions match by major (by minor below 1.0). Whether the functions of an interface fit is for the engine to
 //! say when it links; here every refusal can name both versions, which the engine's message does not.
 
+use std::collections::BTreeSet;
+
 use crate::component::{Interface, Surface};
 use crate::model::Manifest;
 use crate::refusal::{Location, Refusal, RefusalKind};
@@ -39,41 +41,51 @@ impl HostWorld {
 /// Compares what a component shows with what a host offers and its manifest asks for. `file` is only printed.
 #[must_use]
 pub fn check_imports(file: &str, surface: &Surface, manifest: &Manifest, world: &HostWorld) -> Vec<Refusal> {
-    let refuse = |kind, (problem, remedy): (String, String)| {
+    let refuse = |Problem { kind, problem, remedy, .. }: Problem| {
         let location = Location { file: file.to_owned(), at: None, key: String::new() };
         Refusal { kind, location, problem, remedy }
     };
-    let mut refusals: Vec<_> = surface
-        .imports
-        .iter()
-        .filter_map(|wanted| import_problem(wanted, manifest, world))
-        .map(|(kind, texts)| refuse(kind, texts))
-        .collect();
+    let mut said: BTreeSet<(&str, &str)> = BTreeSet::new();
+    let mut refusals = Vec::new();
+    for wanted in &surface.imports {
+        let Some(problem) = import_problem(wanted, manifest, world) else { continue };
+        if problem.of_interface || said.insert((&wanted.package, &wanted.version)) {
+            refusals.push(refuse(problem));
+        }
+    }
     if !surface.functions.iter().any(|name| name == HANDLE) {
-        refusals.push(refuse(RefusalKind::Imports, missing_export(surface, world)));
+        refusals.push(refuse(missing_export(surface, world)));
     }
     refusals
 }
 
-fn import_problem(wanted: &Interface, manifest: &Manifest, world: &HostWorld) -> Option<(RefusalKind, (String, String))> {
+struct Problem {
+    kind: RefusalKind,
+    /// Whether it concerns this interface alone. What concerns a whole package is said once.
+    of_interface: bool,
+    problem: String,
+    remedy: String,
+}
+
+fn import_problem(wanted: &Interface, manifest: &Manifest, world: &HostWorld) -> Option<Problem> {
     let plugin = format!("the plugin imports `{}`", shown(&wanted.to_string()));
-    let refused = |kind, problem: String, remedy: &str| Some((kind, (problem, remedy.to_owned())));
+    let of_package = |problem: String, remedy: &str| {
+        Some(Problem { kind: RefusalKind::Imports, of_interface: false, problem, remedy: remedy.to_owned() })
+    };
+    let of_interface = |problem, remedy| of_package(problem, remedy).map(|problem| Problem { of_interface: true, ..problem });
     if wanted.package == "wasi:http" {
         if !enforced("capabilities.http") {
             let problem = format!("{plugin}, and requests to the network are not supported by this version (warp-host {HOST_VERSION})");
-            return refused(RefusalKind::NotSupported, problem, "build it without an HTTP client");
+            let refused = of_package(problem, "build it without an HTTP client");
+            return refused.map(|problem| Problem { kind: RefusalKind::NotSupported, ..problem });
         }
         if manifest.capabilities.http.is_empty() {
-            return refused(
-                RefusalKind::Imports,
-                format!("{plugin}, and its manifest asks for no origin"),
-                "add `http` to `[capabilities]`",
-            );
+            return of_package(format!("{plugin}, and its manifest asks for no origin"), "add `http` to `[capabilities]`");
         }
     }
     if wanted.package == JOB_PACKAGE && wanted.name == "state" && manifest.capabilities.state.is_empty() {
         let remedy = "add `state = [{ bucket = \"…\" }]` to `[capabilities]`, or build against the world `handler`";
-        return refused(RefusalKind::Imports, format!("{plugin}, and its manifest asks for no bucket"), remedy);
+        return of_interface(format!("{plugin}, and its manifest asks for no bucket"), remedy);
     }
     let same_name = |offer: &&Offer| offer.package == wanted.package && offer.name == wanted.name;
     if world.offers.iter().filter(same_name).any(|offer| compatible(&wanted.version, &offer.version)) {
@@ -82,27 +94,28 @@ fn import_problem(wanted: &Interface, manifest: &Manifest, world: &HostWorld) ->
     match world.offers.iter().find(same_name).map(|offer| offer.version.as_str()).or_else(|| world.version_of(&wanted.package)) {
         Some(offered) if !compatible(&wanted.version, offered) => {
             let problem = format!("{plugin}, this host offers `{}@{offered}`", wanted.package);
-            refused(RefusalKind::Imports, problem, "build it against that version, or load it into a host of the other")
+            of_package(problem, "build it against that version, or load it into a host of the other")
         }
         Some(offered) => {
             let problem = format!("{plugin}, and `{}@{offered}` of this host has no such interface", wanted.package);
-            refused(RefusalKind::Imports, problem, "build it without that import, or load it into a newer host")
+            of_interface(problem, "build it without that import, or load it into a newer host")
         }
         None => {
             let problem = format!("{plugin}, and this host offers nothing of `{}`", shown(&wanted.package));
-            refused(RefusalKind::Imports, problem, "build it without that import; `warp-host wit` prints what a handler may import")
+            of_package(problem, "build it without that import; `warp-host wit` prints what a handler may import")
         }
     }
 }
 
-fn missing_export(surface: &Surface, world: &HostWorld) -> (String, String) {
+fn missing_export(surface: &Surface, world: &HostWorld) -> Problem {
     let version = world.version_of(JOB_PACKAGE).unwrap_or("1");
     let other_shape = surface.interfaces.iter().find(|interface| interface.package == JOB_PACKAGE || interface.package == HANDLE);
     let problem = match other_shape {
         Some(interface) => format!("the component exports `{}` and no function `{HANDLE}`", shown(&interface.to_string())),
         None => format!("the component exports no function `{HANDLE}`"),
     };
-    (problem, format!("build it against the world `handler` of `{JOB_PACKAGE}@{version}`, which `warp-host wit` prints"))
+    let remedy = format!("build it against the world `handler` of `{JOB_PACKAGE}@{version}`, which `warp-host wit` prints");
+    Problem { kind: RefusalKind::Imports, of_interface: true, problem, remedy }
 }
 
 /// Whether a host that offers `offered` serves a guest built against `wanted`.

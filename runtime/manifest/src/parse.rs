@@ -20,7 +20,6 @@ use crate::text::{nearest, shown, toml_key};
 const FORMAT: u32 = 1;
 /// As many bytes as the store keeps of a name.
 const LONGEST_NAME: usize = 200;
-
 /// More contracts than this in one handler are a list that nobody reviews.
 const MOST_HANDLED: usize = 256;
 const HANDLER_KEYS: [&str; 8] = ["handles", "kind", "mutex", "semaphore", "rate_limit", "retry", "timeout", "circuit_breaker"];

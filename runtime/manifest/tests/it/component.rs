@@ -259,6 +259,12 @@ fn imports_are_compared_with_what_the_host_offers() {
         assert_eq!(check(&[import], &["handle"]), [expected]);
     }
     assert_eq!(
+        check(&["warp:job/log@2.0.0", "warp:job/jobs@2.0.0", "warp:job/log@3.0.0", "a:b/c@1.0.0", "a:b/d@1.0.0"], &["handle"]).len(),
+        3,
+        "what concerns a whole package is said once for each version"
+    );
+    assert_eq!(check(&["warp:job/batches@1.0.0", "warp:job/sagas@1.0.0"], &["handle"]).len(), 2);
+    assert_eq!(
         check(&[], &["handle-it"]),
         [
             "p.wasm: the component exports no function `handle`; build it against the world `handler` of `warp:job@1.0.0`, which `warp-host wit` \

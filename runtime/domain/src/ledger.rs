@@ -254,6 +254,12 @@ impl KeyState {
         !waiter.claimable || (limit > 0 && waiter.weight > limit)
     }
 
+    fn counts(&self, waiter: &Waiter, rules: Rules) -> bool {
+        let unclaimable_count = !waiter.claimable && !rules.hold(Rule::UnclaimableArePassedOver);
+        let too_heavy_count = waiter.claimable && !rules.hold(Rule::TooHeavyArePassedOver);
+        !self.passed_over(waiter) || unclaimable_count || too_heavy_count
+    }
+
     /// Whether a job may start here, the others in line aside.
     fn room(&self, admin_limit: Option<u32>, stamped: u32, weight: u32, rules: Rules) -> Result<(), Refusal> {
         let limit = match admin_limit {
@@ -308,8 +314,11 @@ impl KeyState {
             return Ok(());
         }
         let mut ahead = self.line.iter().filter(|waiter| waiter.ticket < mine);
-        if let Some(waiter) = ahead.find(|waiter| !self.passed_over(waiter)) {
+        if let Some(waiter) = ahead.find(|waiter| self.counts(waiter, rules)) {
             return Err(Refusal::Behind { waiter: waiter.job });
+        }
+        if !rules.hold(Rule::UnloadedMayCount) {
+            return Ok(());
         }
         // Of those who were not loaded one may count. Parking is safe: the reload finds whoever is next.
         match self.line.last() {
@@ -565,8 +574,8 @@ impl Ledger {
             self.effects.push(Effect::Free { job });
         }
         let ticket = match order {
-            Order::Fifo => waiter.ticket,
-            Order::Any => self.draw_ticket(),
+            Order::Fifo if self.rules.hold(Rule::FifoKeepsItsTicket) => waiter.ticket,
+            Order::Fifo | Order::Any => self.draw_ticket(),
         };
         self.state(key).insert(Waiter { ticket, ..waiter });
         self.hand_on(key);
@@ -579,12 +588,8 @@ impl Ledger {
     pub fn hand_on(&mut self, key: KeyId) {
         let Ledger { keys, effects, promises, rules, .. } = self;
         let (rules, state, promises) = (*rules, keys.entry(key).or_default(), promises.entry(key).or_default());
-        let counts = |state: &KeyState, waiter: &Waiter| match rules.hold(Rule::UnclaimableArePassedOver) {
-            true => !state.passed_over(waiter),
-            false => true,
-        };
         let mut from = 0;
-        while let Some(at) = state.line[from..].iter().position(|waiter| counts(state, waiter)).map(|at| from + at) {
+        while let Some(at) = state.line[from..].iter().position(|waiter| state.counts(waiter, rules)).map(|at| from + at) {
             let next = &state.line[at];
             let blocked = rules.hold(Rule::BlockKeepsTheKey) && state.blockers.iter().any(|&(blocker, _)| blocker < next.ticket);
             let promised = promises.iter().fold(0u32, |sum, promise| sum.saturating_add(promise.weight));
@@ -695,6 +700,12 @@ mod rules {
         WideJobsAreWoken,
         /// B7: who cannot be claimed holds nobody up and is given nothing.
         UnclaimableArePassedOver,
+        /// Who is heavier than the limit in force holds nobody up.
+        TooHeavyArePassedOver,
+        /// Beyond the loaded part of a line somebody older may stand.
+        UnloadedMayCount,
+        /// B7: first in, first out, keeps its place through an expired reservation.
+        FifoKeepsItsTicket,
         /// Nobody overtakes an older waiter that could not start.
         HeadOfLine,
     }

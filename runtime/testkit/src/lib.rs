@@ -27,3 +27,4 @@ pub mod model;
 pub mod oracle;
 pub mod rng;
 pub mod sim;
+pub mod store;

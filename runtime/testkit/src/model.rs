@@ -271,6 +271,8 @@ pub enum Mutation {
     RetryDoesNotBlock,
     /// A fifo start does not write its ticket.
     StartForgetsTicket,
+    /// A line that was loaded in part and used up is not loaded further.
+    NoReload,
 }
 
 /// What is going on in one transaction.
@@ -454,7 +456,7 @@ impl Model {
         self.write(&mut tx);
         loop {
             let keys = tx.ledger.keys_to_reload();
-            if keys.is_empty() {
+            if keys.is_empty() || broken!(self, NoReload) {
                 break;
             }
             for key in keys {

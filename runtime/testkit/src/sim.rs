@@ -318,7 +318,7 @@ impl Sim {
             79..81 => self.stop(host)?,
             81..84 => self.rescue(host),
             84..86 => self.deploy(host, rng)?,
-            86..88 => self.expire(),
+            86..88 => self.expire()?,
             88..90 => self.arrive(host)?,
             90..95 => self.operate(rng),
             _ => {
@@ -386,17 +386,15 @@ impl Sim {
         }
     }
 
-    fn expire(&mut self) {
-        let expired = self.model.expire_reservations(PATIENCE, self.at());
+    /// B7: after the sweep nobody keeps a key longer than the patience without having claimed it.
+    fn expire(&mut self) -> Result<(), Broken> {
+        let now = self.at();
+        let expired = self.model.expire_reservations(PATIENCE, now);
         self.seen.expired += u64::from(expired);
         if expired > 0 {
             say!(self, "{expired} reservations expire");
         }
-    }
-
-    /// B7: after a sweep nobody holds a key longer than the patience without having claimed it.
-    fn no_stale_reservation(&self) -> Result<(), Broken> {
-        let stale = self.model.rows.iter().find(|(_, row)| row.place == Place::Reserved && self.at().since(row.changed_at) > PATIENCE * 2);
+        let stale = self.model.rows.iter().find(|(_, row)| row.place == Place::Reserved && now.since(row.changed_at) >= PATIENCE);
         stale.map_or(Ok(()), |(job, _)| Err(format!("{job:?} keeps a reservation that no host claims")))
     }
 
@@ -477,6 +475,9 @@ impl Sim {
 
     /// C3: stops every run, started or not; each is given back, guarded by its token.
     fn stop_runs(&mut self, at: usize, why: &str) {
+        if self.is_broken(Fault::GoesOnAfterLoss) && self.has_lapsed(at) {
+            return;
+        }
         if self.is_broken(Fault::DropsAndRenews) {
             let host = &mut self.hosts[at];
             host.phantoms.extend(host.runs.drain(..).filter(|run| run.settle.is_none()).map(|run| (run.job, run.token)));
@@ -629,7 +630,7 @@ impl Sim {
         if self.has_lapsed(at) && !host.runs.is_empty() {
             // C3: gives back first, renews then.
             self.stop_runs(at, "its lease has lapsed");
-            if !self.hosts[at].runs.is_empty() {
+            if self.hosts[at].runs.iter().any(|run| run.settle.is_some()) {
                 return self.send(at, None, false);
             }
         }
@@ -747,9 +748,9 @@ impl Sim {
             self.model.set_limit(key, None, "op", self.at());
             self.check()?;
         }
+        // What was delayed arrives at some time, also after a rescue.
+        let arrivals: Vec<_> = self.hosts.iter().map(|_| rng.below(40)).collect();
         for at in 0..self.hosts.len() {
-            self.arrive(at)?;
-            self.check()?;
             self.hosts[at].frozen = false;
             self.hosts[at].serves = (0..CONTRACTS).collect();
             // A thawed host looks at its lease before anything else.
@@ -759,12 +760,17 @@ impl Sim {
             }
             self.serve(at)?;
         }
-        for _ in 0..DRAIN_ROUNDS {
-            if self.model.rows.values().all(|row| row.place.state().is_final()) {
+        for round in 0..DRAIN_ROUNDS {
+            let nothing_to_come = self.hosts.iter().all(|host| host.in_flight.is_none());
+            if nothing_to_come && self.model.rows.values().all(|row| row.place.state().is_final()) {
                 break;
             }
             self.now += 1_000;
             for at in 0..self.hosts.len() {
+                if arrivals[at] == round {
+                    self.arrive(at)?;
+                    self.check()?;
+                }
                 self.rescue(at);
                 self.check()?;
                 let lane_count = 1 + rng.below(3) as u32;
@@ -782,9 +788,8 @@ impl Sim {
                 self.renew(at)?;
                 self.check()?;
             }
-            self.expire();
+            self.expire()?;
             self.check()?;
-            self.no_stale_reservation()?;
         }
         self.oracle.finished(&self.model)
     }

@@ -1,3 +1,4 @@
 //! The simulation over many seeds, the mutations it must notice, and the explorer.
 
+mod mutations;
 mod sim;

@@ -3,9 +3,9 @@
 use warp_testkit::sim::{Plan, Seen, report, run};
 
 /// Enough to fill a line, lose a host and get it back; short enough for ten thousand seeds.
-pub const STEPS: usize = 90;
+pub(crate) const STEPS: usize = 90;
 
-pub fn plan(seed: u64) -> Plan {
+pub(crate) fn plan(seed: u64) -> Plan {
     Plan { seed, steps: STEPS, ..Plan::default() }
 }
 

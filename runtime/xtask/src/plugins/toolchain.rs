@@ -155,10 +155,11 @@ pub fn npm_packages(paths: &Paths, plugin: &Plugin, log: &Log) -> Result<PathBuf
     Ok(folder.join("node_modules"))
 }
 
-/// Installs into `folder` unless exactly `pinned` has been installed there.
+/// Installs into `folder` unless exactly `pinned` has been installed there. The path counts too: the programs of a
+/// Python environment name their interpreter by it, and do not start after the checkout has been moved.
 fn once(folder: &Path, pinned: &[u8], what: &str, install: impl FnOnce() -> Result<(), Stop>) -> Result<(), Stop> {
     let marker = folder.join(".installed");
-    let digest = stamp::digest(pinned);
+    let digest = stamp::digest(&[folder.as_os_str().as_encoded_bytes(), b"\0", pinned].concat());
     if fs::read_to_string(&marker).is_ok_and(|installed| installed == digest) {
         return Ok(());
     }

@@ -11,9 +11,11 @@ CREATE TABLE sequence (
     handle INTEGER NOT NULL,
     token INTEGER NOT NULL,
     ticket INTEGER NOT NULL,
-    entry INTEGER NOT NULL
+    entry INTEGER NOT NULL,
+    -- Raised by every transaction after which somebody should look for work; other processes watch it.
+    wakes INTEGER NOT NULL
 ) STRICT;
-INSERT INTO sequence VALUES (1, 1, 1, 1, 1);
+INSERT INTO sequence VALUES (1, 1, 1, 1, 1, 0);
 
 -- Interned: a contract in a queue, a policy by its canonical text, a plugin version.
 CREATE TABLE lane (
@@ -54,6 +56,7 @@ CREATE TABLE job_state (
     parked_on INTEGER,
     refusal TEXT,
     token INTEGER,
+    settled INTEGER,
     host INTEGER,
     changed_at INTEGER NOT NULL
 ) STRICT;

@@ -19,7 +19,7 @@ use warp_store::{ClaimParams, Claimed, Exchanged, Lane};
 use crate::enqueue::{read_id, read_metadata};
 use crate::error::Fault;
 use crate::rows::{Audit, Event, Place, STATE_COLUMNS, StateRow, json_numbers, state_columns};
-use crate::settle;
+use crate::settle::{self, Exit};
 use crate::work::Work;
 
 /// The first page is what is wanted; later ones are larger, because candidates that park cost little.
@@ -69,8 +69,8 @@ struct Found {
 enum Policy {
     /// The stamp and its number; the keys are on the row or will be.
     Stamp(i64, Arc<Stamp>),
-    /// It cannot be applied; why.
-    Unusable(String),
+    /// It cannot be applied to this job; why, and the stamp if there is one.
+    Unusable(Option<i64>, String),
 }
 
 /// A claim in progress.
@@ -163,7 +163,7 @@ impl Claim<'_> {
         if let Some(id) = row.stamp {
             return Ok(match work.stamp(id).await {
                 Ok(stamp) => Policy::Stamp(id, stamp),
-                Err(Fault::Said(_, reason)) => Policy::Unusable(reason),
+                Err(Fault::Said(_, reason)) => Policy::Unusable(Some(id), reason),
                 Err(fault) => return Err(fault),
             });
         }
@@ -181,7 +181,7 @@ impl Claim<'_> {
                 let stamp = Arc::new(resolve(&declared, declarations));
                 Ok(Policy::Stamp(work.intern_stamp(&stamp).await?, stamp))
             }
-            Err(Fault::Said(_, reason)) => Ok(Policy::Unusable(reason)),
+            Err(Fault::Said(_, reason)) => Ok(Policy::Unusable(None, reason)),
             Err(fault) => Err(fault),
         }
     }
@@ -211,10 +211,11 @@ impl Claim<'_> {
     ) -> Result<(), Fault> {
         let (stamp_id, stamp) = match &found.policy {
             Policy::Stamp(id, stamp) => (*id, stamp.clone()),
-            Policy::Unusable(message) => {
+            Policy::Unusable(stamp, message) => {
+                found.row.stamp = *stamp;
                 let ending = Ending::Failed { message: message.clone(), reason: FailedReason::Unacceptable };
                 exchanged.unacceptable += 1;
-                return settle::end(work, &mut self.ledger, &mut found.row, &ending, None, self.now).await;
+                return settle::end(work, &mut self.ledger, &mut found.row, Exit::Ended(&ending), None, self.now).await;
             }
         };
         let verdict = match &stamp.concurrency {
@@ -249,7 +250,6 @@ impl Claim<'_> {
                 exchanged.skipped += 1;
                 let mut row = found.row;
                 row.place = Place::Deleted;
-                row.leave_line();
                 row.changed_at = self.now.0;
                 settle::finish(work, &mut row);
                 work.count_reason("stats:deleted", "skip");
@@ -266,6 +266,7 @@ impl Claim<'_> {
         work.sequence.token += 1;
         row.place = Place::Running;
         row.run += 1;
+        row.attempt += 1;
         row.token = Some(token);
         row.host = Some(self.host.0);
         row.digest = Some(self.digests[lane]);
@@ -278,7 +279,7 @@ impl Claim<'_> {
             id,
             token: ClaimToken(token),
             run: row.run,
-            attempt: row.attempt + 1,
+            attempt: row.attempt,
             lane: self.lanes[lane].clone(),
             payload: payload.into(),
             metadata: read_metadata(metadata.as_deref())?,
@@ -298,8 +299,8 @@ impl Claim<'_> {
         row.parked_on = Some(key);
         row.ticket = Some(ticket);
         let refusal = format!("'{text}' {why}");
+        row.changed_at = self.now.0;
         if row.refusal.is_none() {
-            row.changed_at = self.now.0;
             work.audit(Audit::new(row.handle, self.now, Event::Requeued).message(format!("Requeued — {refusal}")));
             work.count_reason("stats:requeued", "concurrency");
         }
@@ -344,7 +345,7 @@ fn describe(refusal: &Refusal, limit: u32) -> String {
 async fn render_keys(work: &mut Work, found: &mut [Found]) -> Result<HashMap<KeyId, String>, Fault> {
     let mut rendered: Vec<(usize, Vec<String>)> = Vec::new();
     for (at, candidate) in found.iter_mut().enumerate() {
-        let Policy::Stamp(_, stamp) = &candidate.policy else { continue };
+        let Policy::Stamp(id, stamp) = &candidate.policy else { continue };
         let Some(concurrency) = &stamp.concurrency else { continue };
         if !candidate.row.keys.is_empty() {
             continue;
@@ -354,7 +355,7 @@ async fn render_keys(work: &mut Work, found: &mut [Found]) -> Result<HashMap<Key
             .and_then(|payload| concurrency.value.keys.iter().map(|key| key.render(&payload).map_err(|error| error.to_string())).collect());
         match keys {
             Ok(keys) => rendered.push((at, keys)),
-            Err(reason) => candidate.policy = Policy::Unusable(reason),
+            Err(reason) => candidate.policy = Policy::Unusable(Some(*id), reason),
         }
     }
     let texts: BTreeSet<String> = rendered.iter().flat_map(|(_, keys)| keys.iter().cloned()).collect();

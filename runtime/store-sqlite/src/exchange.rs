@@ -20,6 +20,7 @@ pub(crate) const ACTIVATE: &str = "UPDATE job_state SET place = 1, changed_at = 
 
 pub(crate) async fn exchange(work: &mut Work, params: ExchangeParams) -> Result<Exchanged, Fault> {
     let ExchangeParams { host, now, settles, claim } = params;
+    work.latest(now);
     work.check_host(host).await?;
     let mut exchanged = Exchanged { settled: settle::settle_all(work, host, &settles, now).await?, ..Exchanged::default() };
     if let Some(claim) = claim {

@@ -50,6 +50,11 @@ impl Work {
         self.load(ledger, missing, LINE).await
     }
 
+    /// Loads keys as they stand now, whatever the ledger knew of them. All its decisions must be written.
+    pub(crate) async fn reload_keys(&mut self, ledger: &mut Ledger, keys: BTreeSet<KeyId>) -> Result<(), Fault> {
+        self.load(ledger, keys, LINE).await
+    }
+
     /// Queues what the ledger decided, and keeps its tickets.
     pub(crate) fn take_decisions(&mut self, ledger: &mut Ledger, now: UnixMillis) {
         self.writes.effects(ledger.take_effects(), now);
@@ -121,7 +126,7 @@ impl Work {
                 });
             }
         }
-        for row in sqlx::query("SELECT key, ticket, job FROM blocker WHERE key IN (SELECT value FROM json_each(?))")
+        for row in sqlx::query("SELECT b.key, b.ticket, b.job FROM json_each(?) k CROSS JOIN blocker b ON b.key = k.value")
             .bind(wanted.clone())
             .fetch_all(&mut self.conn)
             .await?

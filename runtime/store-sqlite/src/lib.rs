@@ -38,6 +38,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use sqlx::sqlite::{SqlitePool, SqlitePoolOptions};
+use tokio::task::JoinHandle;
 use warp_domain::{ClaimToken, HostId, JobHandle, JobId, RunNumber, UnixMillis};
 use warp_store::{
     AdminLimit, CancelSignal, CommandVerdict, EnqueueVerdict, ExchangeParams, Exchanged, HostInfo, HostSeen, JobDetails, JobFilter,
@@ -59,7 +60,14 @@ pub struct SqliteStore {
     writer: Writer,
     readers: SqlitePool,
     changes: Arc<Changes>,
+    watcher: JoinHandle<()>,
     path: PathBuf,
+}
+
+impl Drop for SqliteStore {
+    fn drop(&mut self) {
+        self.watcher.abort();
+    }
 }
 
 impl SqliteStore {
@@ -68,14 +76,15 @@ impl SqliteStore {
     /// # Errors
     /// When the file cannot be opened, is no database of this program, or has another schema than this build knows.
     pub async fn open(options: OpenOptions) -> Result<Self> {
-        let conn = schema::open(&options).await?;
-        let changes = Arc::new(Changes::new());
+        let (conn, wakes) = schema::open(&options).await?;
+        let changes = Arc::new(Changes::new(wakes));
+        let watcher = tokio::spawn(changes::watch(options.path.clone(), changes.clone()));
         let writer = Writer::start(&options, conn, changes.clone());
         let readers = SqlitePoolOptions::new()
             .max_connections(READERS)
             .idle_timeout(Duration::from_secs(60))
-            .connect_lazy_with(schema::connect_options(&options.path, false).pragma("query_only", "on").pragma("cache_size", "-4096"));
-        Ok(SqliteStore { writer, readers, changes, path: options.path })
+            .connect_lazy_with(schema::reader_options(&options.path));
+        Ok(SqliteStore { writer, readers, changes, watcher, path: options.path })
     }
 
     /// The file.

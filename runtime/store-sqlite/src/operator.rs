@@ -1,7 +1,6 @@
 //! What an operator changes: single jobs, and limits of keys (slots.md C5, B6).
 
 use sqlx::Row as _;
-use warp_domain::ending::Ending;
 use warp_domain::key::MAX_KEY_BYTES;
 use warp_domain::{JobId, KeyId, UnixMillis};
 use warp_store::{CommandVerdict, KeySeen, StoreErrorKind};
@@ -9,7 +8,7 @@ use warp_store::{CommandVerdict, KeySeen, StoreErrorKind};
 use crate::error::Fault;
 use crate::read;
 use crate::rows::{Audit, Event, Place, StateRow, state_columns};
-use crate::settle;
+use crate::settle::{self, Exit};
 use crate::upkeep;
 use crate::work::Work;
 
@@ -46,9 +45,7 @@ pub(crate) async fn cancel(work: &mut Work, id: JobId, by: String, now: UnixMill
     }
     let mut ledger = work.ledger();
     work.load_keys(&mut ledger, row.keys.iter().copied()).await?;
-    let ending = Ending::Deleted { message: format!("cancelled by {by}") };
-    settle::end(work, &mut ledger, &mut row, &ending, None, now).await?;
-    work.count("stats:deleted:manual", 1);
+    settle::end(work, &mut ledger, &mut row, Exit::Cancelled(&by), None, now).await?;
     work.write_decisions(&mut ledger, now).await?;
     Ok(CommandVerdict::Done)
 }
@@ -103,15 +100,16 @@ async fn take_unique_key_again(work: &mut Work, handle: i64) -> Result<bool, Fau
 }
 
 pub(crate) async fn delete(work: &mut Work, id: JobId, now: UnixMillis) -> Result<CommandVerdict, Fault> {
-    let Some(row) = find(work, id).await? else { return Ok(CommandVerdict::Unknown) };
+    let Some(mut row) = find(work, id).await? else { return Ok(CommandVerdict::Unknown) };
     if row.place == Place::Running {
         return Ok(CommandVerdict::NotNow(row.place.state()));
     }
+    let kept = row.place.kept_counter();
     let mut ledger = work.ledger();
     work.load_keys(&mut ledger, row.keys.iter().copied()).await?;
-    settle::leave(&mut ledger, &row, false);
+    settle::forget(work, &mut ledger, &mut row).await?;
     work.write_decisions(&mut ledger, now).await?;
-    if let Some(kept) = row.place.kept_counter() {
+    if let Some(kept) = kept {
         work.count(kept, -1);
     }
     upkeep::remove(work, &[row.handle]).await?;

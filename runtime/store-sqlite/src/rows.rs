@@ -81,7 +81,7 @@ pub(crate) struct StateRow {
     pub(crate) place: Place,
     pub(crate) due: i64,
     pub(crate) run: RunNumber,
-    /// Charged attempts that have ended.
+    /// Charged attempts; one that is running counts.
     pub(crate) attempt: u32,
     /// Uncharged ends by the death of a host.
     pub(crate) deaths: u32,
@@ -97,8 +97,10 @@ pub(crate) struct StateRow {
     pub(crate) parked_on: Option<KeyId>,
     /// What refused it, in words, from its first parking to its next start.
     pub(crate) refusal: Option<String>,
-    /// The token of its last run. Kept after a settle, so that a repeat is recognised; taken away by a rescue.
+    /// The token of the run that goes on.
     pub(crate) token: Option<i64>,
+    /// The token of the last run that was settled, so that a repeat is recognised as done (C1).
+    pub(crate) settled: Option<i64>,
     pub(crate) host: Option<i64>,
     pub(crate) changed_at: i64,
 }
@@ -106,13 +108,13 @@ pub(crate) struct StateRow {
 /// The columns that [`StateRow::read`] expects, in order.
 macro_rules! state_columns {
     () => {
-        "s.handle, s.lane, s.place, s.due, s.run, s.attempt, s.deaths, s.is_unique, s.stamp, s.digest, s.keys, s.ticket, s.parked_on, s.refusal, s.token, s.host, s.changed_at"
+        "s.handle, s.lane, s.place, s.due, s.run, s.attempt, s.deaths, s.is_unique, s.stamp, s.digest, s.keys, s.ticket, s.parked_on, s.refusal, s.token, s.settled, s.host, s.changed_at"
     };
 }
 pub(crate) use state_columns;
 
 /// How many columns that is.
-pub(crate) const STATE_COLUMNS: usize = 17;
+pub(crate) const STATE_COLUMNS: usize = 18;
 
 impl StateRow {
     /// A job that has just been enqueued.
@@ -134,6 +136,7 @@ impl StateRow {
             parked_on: None,
             refusal: None,
             token: None,
+            settled: None,
             host: None,
             changed_at: now.0,
         }
@@ -156,8 +159,9 @@ impl StateRow {
             parked_on: row.try_get::<Option<i64>, _>(12)?.map(KeyId),
             refusal: row.try_get(13)?,
             token: row.try_get(14)?,
-            host: row.try_get(15)?,
-            changed_at: row.try_get(16)?,
+            settled: row.try_get(15)?,
+            host: row.try_get(16)?,
+            changed_at: row.try_get(17)?,
         })
     }
 
@@ -168,13 +172,6 @@ impl StateRow {
     /// Whether Skip has been decided: once, before its first start or parking.
     pub(crate) fn has_started(&self) -> bool {
         self.stamp.is_some()
-    }
-
-    /// Leaves the line: nothing is parked, reserved or held any more.
-    pub(crate) fn leave_line(&mut self) {
-        self.ticket = None;
-        self.parked_on = None;
-        self.refusal = None;
     }
 }
 
@@ -312,9 +309,9 @@ impl Statements {
             // An upsert finds its row by the primary key and changes it in one pass; `UPDATE … FROM` collects
             // all rows in a temporary table first.
             states: Bulk::new(
-                "INSERT INTO job_state (handle, lane, place, due, run, attempt, deaths, is_unique, stamp, digest, keys, ticket, parked_on, refusal, token, host, changed_at)",
+                "INSERT INTO job_state (handle, lane, place, due, run, attempt, deaths, is_unique, stamp, digest, keys, ticket, parked_on, refusal, token, settled, host, changed_at)",
                 STATE_COLUMNS,
-                "ON CONFLICT (handle) DO UPDATE SET place = excluded.place, due = excluded.due, run = excluded.run, attempt = excluded.attempt, deaths = excluded.deaths, is_unique = excluded.is_unique, stamp = excluded.stamp, digest = excluded.digest, keys = excluded.keys, ticket = excluded.ticket, parked_on = excluded.parked_on, refusal = excluded.refusal, token = excluded.token, host = excluded.host, changed_at = excluded.changed_at",
+                "ON CONFLICT (handle) DO UPDATE SET place = excluded.place, due = excluded.due, run = excluded.run, attempt = excluded.attempt, deaths = excluded.deaths, is_unique = excluded.is_unique, stamp = excluded.stamp, digest = excluded.digest, keys = excluded.keys, ticket = excluded.ticket, parked_on = excluded.parked_on, refusal = excluded.refusal, token = excluded.token, settled = excluded.settled, host = excluded.host, changed_at = excluded.changed_at",
             ),
             free_unique: Bulk::new("DELETE FROM unique_key WHERE job IN (", 1, ")"),
             free_slots: Bulk::new("DELETE FROM slot WHERE job IN (", 1, ")"),
@@ -455,12 +452,13 @@ impl Writes {
                     parked_on,
                     refusal,
                     token,
+                    settled,
                     host,
                     changed_at,
                 } = state;
                 row.put(*handle)?.put(*lane)?.put(*place as i64)?.put(*due)?.put(*run)?.put(*attempt)?.put(*deaths)?.put(*is_unique)?;
                 row.put(*stamp)?.put(*digest)?.put(write_keys(keys))?.put(ticket.map(u64::cast_signed))?;
-                row.put(parked_on.map(|key| key.0))?.put(refusal.clone())?.put(*token)?.put(*host)?.put(*changed_at)?;
+                row.put(parked_on.map(|key| key.0))?.put(refusal.clone())?.put(*token)?.put(*settled)?.put(*host)?.put(*changed_at)?;
                 Ok(())
             })
             .await?;

@@ -54,6 +54,11 @@ pub(crate) fn connect_options(path: &Path, create: bool) -> SqliteConnectOptions
         .pragma("journal_size_limit", "67108864")
 }
 
+/// For connections that only ask.
+pub(crate) fn reader_options(path: &Path) -> SqliteConnectOptions {
+    connect_options(path, false).pragma("query_only", "on").pragma("cache_size", "-4096")
+}
+
 /// The version a file is at; 0 is an empty file.
 pub async fn schema_version(path: &Path) -> Result<u32> {
     const OP: &str = "read the schema version";
@@ -117,7 +122,7 @@ async fn apply(conn: &mut SqliteConnection, dry_run: bool) -> std::result::Resul
         let number = i64::try_from(at + 1).unwrap_or(i64::MAX);
         let mut transaction = conn.begin_with("BEGIN IMMEDIATE").await?;
         // Two processes may start on one empty file: whoever comes second finds the work done.
-        if u64::from(read_version(&mut transaction).await?) >= at as u64 + 1 {
+        if u64::from(read_version(&mut transaction).await?) > at as u64 {
             transaction.rollback().await?;
             continue;
         }
@@ -131,15 +136,14 @@ async fn apply(conn: &mut SqliteConnection, dry_run: bool) -> std::result::Resul
     Ok(names)
 }
 
-/// Opens the writer's connection after the schema has been found or brought right.
-pub(crate) async fn open(options: &OpenOptions) -> Result<SqliteConnection> {
+/// Opens the writer's connection after the schema has been found or brought right; with the number of wakes so far.
+pub(crate) async fn open(options: &OpenOptions) -> Result<(SqliteConnection, i64)> {
     const OP: &str = "open the database";
     let path = &options.path;
     let fail = |fault: Fault| fault.into_error(OP, path);
     let mut conn = connect(path, options.create, OP).await?;
     if options.migrate {
         apply(&mut conn, false).await.map_err(fail)?;
-        return Ok(conn);
     }
     let version = read_version(&mut conn).await.map_err(fail)?;
     refuse_newer(version).map_err(fail)?;
@@ -147,7 +151,12 @@ pub(crate) async fn open(options: &OpenOptions) -> Result<SqliteConnection> {
         let text = format!("the database has schema version {version} and this build needs {SCHEMA_VERSION}; run `warp-host migrate`");
         return Err(StoreError::new(OP, StoreErrorKind::Schema, text));
     }
-    Ok(conn)
+    let wakes = read_wakes(&mut conn).await.map_err(fail)?;
+    Ok((conn, wakes))
+}
+
+async fn read_wakes(conn: &mut SqliteConnection) -> std::result::Result<i64, Fault> {
+    Ok(sqlx::query("SELECT wakes FROM sequence").fetch_one(conn).await?.try_get(0)?)
 }
 
 /// Writes a consistent copy of the database to a file that must not exist yet, while others go on working.

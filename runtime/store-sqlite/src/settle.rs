@@ -1,6 +1,7 @@
 //! Ending runs: token, children, shared state, slots (slots.md C1, B3).
 
 use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
 
 use sqlx::Row as _;
 use warp_domain::ending::{Ending, FailedReason};
@@ -104,8 +105,7 @@ async fn settle(work: &mut Work, host: HostId, settles: &[Settle], now: UnixMill
             Some(Loaded { row, cancelled_by }) if is_mine(settle, row) => {
                 settle_one(work, &mut ledger, row, cancelled_by.as_deref(), settle, &mut children, now).await?
             }
-            // The row keeps the token of its last run until a rescue or the next claim takes it away.
-            Some(Loaded { row, .. }) if row.place != Place::Running && row.token == Some(settle.token.0) => SettleVerdict::Repeated,
+            Some(Loaded { row, .. }) if row.settled == Some(settle.token.0) => SettleVerdict::Repeated,
             _ => SettleVerdict::Late,
         };
         verdicts.push(verdict);
@@ -137,8 +137,9 @@ async fn settle_one(
     children: &mut Vec<NewJob>,
     now: UnixMillis,
 ) -> Result<SettleVerdict, Fault> {
+    row.settled = Some(settle.token.0);
     if let Err(reason) = check(settle) {
-        end(work, ledger, row, &failed_as_poison(&reason), Some(settle.took), now).await?;
+        end(work, ledger, row, Exit::Ended(&failed_as_poison(&reason)), Some(settle.took), now).await?;
         return Ok(SettleVerdict::Poison);
     }
     let mut verdict = SettleVerdict::Settled;
@@ -157,17 +158,23 @@ async fn settle_one(
             }
         }
     }
-    let run = row.run;
-    write_output(work, row.handle, run, &settle.output);
-    match (cancelled_by, ending) {
+    write_output(work, row.handle, row.run, &settle.output);
+    let exit = match (cancelled_by, ending) {
         // Somebody asked for its end: it does not run again.
-        (Some(by), Ending::Retry { .. } | Ending::Snooze { .. } | Ending::HandBack { .. }) => {
-            let deleted = Ending::Deleted { message: format!("cancelled by {by}") };
-            end(work, ledger, row, &deleted, Some(settle.took), now).await?;
-        }
-        _ => end(work, ledger, row, ending, Some(settle.took), now).await?,
+        (Some(by), Ending::Retry { .. } | Ending::Snooze { .. } | Ending::HandBack { .. } | Ending::Deleted { .. }) => Exit::Cancelled(by),
+        _ => Exit::Ended(ending),
+    };
+    end(work, ledger, row, exit, Some(settle.took), now).await?;
+    if cancelled_by.is_some() {
+        forget_cancellation(work, row.handle).await?;
     }
     Ok(verdict)
+}
+
+/// The run that somebody wanted cancelled is over.
+pub(crate) async fn forget_cancellation(work: &mut Work, job: i64) -> Result<(), Fault> {
+    sqlx::query("DELETE FROM cancel_request WHERE job = ?").bind(job).execute(&mut work.conn).await?;
+    Ok(())
 }
 
 /// What can never be stored is found before anything is written.
@@ -226,88 +233,106 @@ pub(crate) fn write_output(work: &mut Work, job: i64, run: u32, output: &RunOutp
     }
 }
 
-/// Moves a running, ready or parked row to where `ending` says, with history, counters, unique key and slots.
-/// Every way out of a run and out of the line comes through here (C5).
+/// How a job leaves a run or the line.
+#[derive(Clone, Copy)]
+pub(crate) enum Exit<'a> {
+    /// Its host says so.
+    Ended(&'a Ending),
+    /// Its host died; it runs again, uncharged.
+    Rescued,
+    /// Somebody wanted it cancelled.
+    Cancelled(&'a str),
+}
+
+/// Moves a running, ready, reserved or parked row to where `exit` says, with history, counters, unique key and
+/// slots. Every way out of a run and out of the line comes through here (C5).
 pub(crate) async fn end(
     work: &mut Work,
     ledger: &mut Ledger,
     row: &mut StateRow,
-    ending: &Ending,
-    took: Option<std::time::Duration>,
+    exit: Exit<'_>,
+    took: Option<Duration>,
     now: UnixMillis,
 ) -> Result<(), Fault> {
     let was_running = row.place == Place::Running;
-    let took_us = took.filter(|_| was_running).map(|took| i64::try_from(took.as_micros()).unwrap_or(i64::MAX));
     let mut about = Audit::new(row.handle, now, Event::Completed);
-    about.took_us = took_us;
     if was_running {
         about = about.run_of(row);
+        about.took_us = took.map(|took| i64::try_from(took.as_micros()).unwrap_or(i64::MAX));
     }
     let text = |message: &str| message.replace('\0', "\u{fffd}");
     let (mut result, mut error) = (None, None);
-    let mut keeps_place = false;
-    match ending {
-        Ending::Completed { result: value } => {
+    // Whether it is charged, and whether its place in line is free for others.
+    let (mut charged, mut new_turn) = (true, true);
+    match exit {
+        Exit::Ended(Ending::Completed { result: value }) => {
             row.place = Place::Completed;
-            row.attempt += 1;
             result.clone_from(value);
             work.count("stats:succeeded", 1);
         }
-        Ending::Failed { message, reason } => {
+        Exit::Ended(Ending::Failed { message, reason }) => {
             row.place = Place::Failed;
-            row.attempt += u32::from(was_running);
+            charged = *reason != FailedReason::RecoveryExhausted;
             error = Some(text(message));
             about.event = Event::Failed;
-            about.message = error.clone();
+            about.message.clone_from(&error);
             work.count_reason("stats:failed", reason.name());
         }
-        Ending::Deleted { message } => {
+        Exit::Ended(Ending::Deleted { message }) => {
             row.place = Place::Deleted;
-            row.attempt += u32::from(was_running);
             about.event = Event::Deleted;
             about.message = Some(text(message));
             work.count("stats:deleted", 1);
         }
-        Ending::Retry { message, at } => {
+        Exit::Cancelled(by) => {
+            row.place = Place::Deleted;
+            about.event = Event::Deleted;
+            about.message = Some(format!("cancelled by {by}"));
+            work.count_reason("stats:deleted", "cancelled");
+        }
+        Exit::Ended(Ending::Retry { message, at }) => {
             go_on(row, *at, now);
-            row.attempt += 1;
-            keeps_place = keeps_place_of(work, row).await?;
             error = Some(text(message));
             about.event = Event::Failed;
-            about.message = error.clone();
+            about.message.clone_from(&error);
             work.count_reason("stats:requeued", "retry");
         }
-        Ending::Snooze { at } => {
+        Exit::Ended(Ending::Snooze { at }) => {
             go_on(row, *at, now);
-            keeps_place = keeps_place_of(work, row).await?;
-            about.event = if row.place == Place::Scheduled { Event::Scheduled } else { Event::Enqueued };
+            charged = false;
+            about.event = waiting_event(row);
             about.message = Some("snoozed".to_owned());
             work.count_reason("stats:requeued", "snooze");
         }
-        Ending::HandBack { message } => {
+        Exit::Ended(Ending::HandBack { message }) => {
             row.place = Place::Ready;
-            keeps_place = keeps_place_of(work, row).await?;
+            (charged, new_turn) = (false, false);
             about.event = Event::Requeued;
             about.message = Some(text(message));
             work.count_reason("stats:requeued", "hand-back");
         }
+        Exit::Rescued => {
+            row.place = Place::Ready;
+            (charged, new_turn) = (false, false);
+            about.event = Event::Requeued;
+            about.message = Some("its host died".to_owned());
+            work.count_reason("stats:requeued", "recovery");
+        }
     }
-    let retried = matches!(ending, Ending::Retry { .. });
     work.audit(about);
-    if retried {
-        let event = if row.place == Place::Scheduled { Event::Scheduled } else { Event::Enqueued };
-        let mut audit = Audit::new(row.handle, now, event).message(format!("retry after attempt {}", row.attempt));
+    if let Exit::Ended(Ending::Retry { .. }) = exit {
+        let mut audit = Audit::new(row.handle, now, waiting_event(row)).message(format!("retry after attempt {}", row.attempt));
         audit.run = row.run;
         work.audit(audit);
+    }
+    if was_running && !charged {
+        row.attempt = row.attempt.saturating_sub(1);
     }
     if result.is_some() || error.is_some() {
         work.writes.outcome(OutcomeRow { job: row.handle, result, error, dropped_lines: 0, dropped_bytes: 0 });
     }
-    // A hand-back never costs a place in line; a retry or snooze does unless the key is kept.
-    let ticket = row.ticket.filter(|_| keeps_place || matches!(ending, Ending::HandBack { .. }));
-    leave(ledger, row, keeps_place);
-    row.leave_line();
-    row.ticket = ticket;
+    leave(work, ledger, row, was_running, new_turn).await?;
+    row.token = None;
     row.host = None;
     row.changed_at = now.0;
     finish(work, row);
@@ -320,25 +345,40 @@ fn go_on(row: &mut StateRow, at: UnixMillis, now: UnixMillis) {
     row.due = at.0;
 }
 
-/// Whether the job keeps its keys until it runs again.
-pub(crate) async fn keeps_place_of(work: &mut Work, row: &StateRow) -> Result<bool, Fault> {
-    if row.keys.is_empty() {
-        return Ok(false);
-    }
-    let concurrency = work.concurrency_of(row.job(), row.stamp).await?;
-    Ok(keeps_ticket_on_retry(concurrency.order, concurrency.on_retry))
+fn waiting_event(row: &StateRow) -> Event {
+    if row.place == Place::Scheduled { Event::Scheduled } else { Event::Enqueued }
 }
 
-/// Gives back what a keyed row holds and hands its keys on; a job without a key costs nothing here.
-pub(crate) fn leave(ledger: &mut Ledger, row: &StateRow, keeps_place: bool) {
+/// Gives back what a keyed row holds, its place in line included unless that is kept, and hands its keys on. The
+/// row stands where it goes already. A job without a key costs nothing here.
+async fn leave(work: &mut Work, ledger: &mut Ledger, row: &mut StateRow, was_running: bool, new_turn: bool) -> Result<(), Fault> {
+    row.parked_on = None;
+    row.refusal = None;
     if row.keys.is_empty() {
-        return;
+        return Ok(());
     }
-    match row.ticket.filter(|_| keeps_place) {
-        Some(ticket) => ledger.block(row.job(), ticket, &row.keys),
-        None => ledger.unblock(row.job(), &row.keys),
+    let concurrency = work.concurrency_of(row.job(), row.stamp).await?;
+    let keeps_place = keeps_ticket_on_retry(concurrency.order, concurrency.on_retry);
+    match row.ticket {
+        Some(ticket) if keeps_place && !row.place.has_ended() => ledger.block(row.job(), ticket, &row.keys),
+        // A start has ended the block already.
+        _ if keeps_place && !was_running => ledger.unblock(row.job(), &row.keys),
+        _ => {}
+    }
+    if row.place.has_ended() || new_turn && !keeps_place {
+        row.ticket = None;
     }
     ledger.release(row.job(), &row.keys);
+    Ok(())
+}
+
+/// Takes a job that is about to be removed out of the ledger.
+pub(crate) async fn forget(work: &mut Work, ledger: &mut Ledger, row: &mut StateRow) -> Result<(), Fault> {
+    if row.place.has_ended() {
+        return Ok(());
+    }
+    row.place = Place::Deleted;
+    leave(work, ledger, row, false, true).await
 }
 
 /// Queues a changed row, with what an ended one gives up.

@@ -23,7 +23,7 @@ pub(crate) const STALE: &str = concat!(
     ", EXISTS (SELECT 1 FROM lane l JOIN host_contract c ON c.contract = l.contract WHERE l.id = s.lane) FROM job_state s WHERE s.handle IN (",
     "SELECT handle FROM job_state INDEXED BY state_reserved WHERE place = 3 AND changed_at <= ?1 ",
     "UNION ALL SELECT handle FROM job_state INDEXED BY state_woken WHERE place = 1 AND parked_on IS NOT NULL AND changed_at <= ?1) ",
-    "ORDER BY s.ticket LIMIT ?2"
+    "ORDER BY s.changed_at, s.handle LIMIT ?2"
 );
 
 /// B7: back into the line with them, and the slot on to the next.
@@ -44,6 +44,7 @@ pub(crate) async fn expire_reservations(work: &mut Work, patience: Duration, now
         let waiter = Waiter { job: row.job(), ticket, limit: rules.limit, weight: rules.weight, several_keys, claimable };
         row.ticket = Some(ledger.unreserve(key, waiter, rules.order));
         row.place = Place::Parked;
+        row.changed_at = now.0;
         work.writes.state(row);
         expired += 1;
     }

@@ -22,6 +22,8 @@ pub(crate) struct Sequence {
     pub(crate) token: i64,
     pub(crate) ticket: i64,
     pub(crate) entry: i64,
+    /// Raised by a transaction after which somebody should look for work.
+    pub(crate) wakes: i64,
 }
 
 /// Interned rows by content and by number. Rows are never changed or removed, so what was committed stays true.
@@ -46,12 +48,13 @@ pub(crate) struct Work {
     stored_sequence: Sequence,
     names: Names,
     path: Arc<PathBuf>,
+    latest: UnixMillis,
     announce: bool,
 }
 
 impl Work {
     pub(crate) fn new(conn: SqliteConnection, path: Arc<PathBuf>) -> Self {
-        let nothing = Sequence { handle: 0, token: 0, ticket: 0, entry: 0 };
+        let nothing = Sequence { handle: 0, token: 0, ticket: 0, entry: 0, wakes: 0 };
         Work {
             conn,
             statements: Statements::new(),
@@ -61,6 +64,7 @@ impl Work {
             stored_sequence: nothing,
             names: Names::default(),
             path,
+            latest: UnixMillis(0),
             announce: false,
         }
     }
@@ -77,21 +81,29 @@ impl Work {
     pub(crate) async fn begin(&mut self) -> Result<(), Fault> {
         self.announce = false;
         self.conn.execute("BEGIN IMMEDIATE").await?;
-        let row = sqlx::query("SELECT handle, token, ticket, entry FROM sequence").fetch_one(&mut self.conn).await?;
-        self.sequence = Sequence { handle: row.try_get(0)?, token: row.try_get(1)?, ticket: row.try_get(2)?, entry: row.try_get(3)? };
+        let row = sqlx::query("SELECT handle, token, ticket, entry, wakes FROM sequence").fetch_one(&mut self.conn).await?;
+        self.sequence = Sequence {
+            handle: row.try_get(0)?,
+            token: row.try_get(1)?,
+            ticket: row.try_get(2)?,
+            entry: row.try_get(3)?,
+            wakes: row.try_get(4)?,
+        };
         self.stored_sequence = self.sequence;
         Ok(())
     }
 
     pub(crate) async fn commit(&mut self) -> Result<(), Fault> {
         self.flush_counters().await?;
+        self.sequence.wakes += i64::from(self.announce);
         if self.sequence != self.stored_sequence {
-            let Sequence { handle, token, ticket, entry } = self.sequence;
-            sqlx::query("UPDATE sequence SET handle = ?, token = ?, ticket = ?, entry = ?")
+            let Sequence { handle, token, ticket, entry, wakes } = self.sequence;
+            sqlx::query("UPDATE sequence SET handle = ?, token = ?, ticket = ?, entry = ?, wakes = ?")
                 .bind(handle)
                 .bind(token)
                 .bind(ticket)
                 .bind(entry)
+                .bind(wakes)
                 .execute(&mut self.conn)
                 .await?;
         }
@@ -171,10 +183,6 @@ impl Work {
     /// After the commit, whoever waits for work is told.
     pub(crate) fn announce(&mut self) {
         self.announce = true;
-    }
-
-    pub(crate) fn take_announcement(&mut self) -> bool {
-        std::mem::take(&mut self.announce)
     }
 
     pub(crate) fn draw_entry(&mut self) -> i64 {
@@ -325,6 +333,12 @@ impl Work {
         let id = self.policy(codec::encode_stamp(stamp)).await?;
         self.names.stamps.entry(id).or_insert_with(|| stamp.clone());
         Ok(id)
+    }
+
+    /// The latest instant that any command of this process has named, for the few that name none.
+    pub(crate) fn latest(&mut self, now: UnixMillis) -> UnixMillis {
+        self.latest = self.latest.max(now);
+        self.latest
     }
 
     /// Whether a host is still registered; a rescued one is not, and hears it here (C1).

@@ -182,10 +182,8 @@ impl Shell {
         };
         match ended {
             Ok(()) => {
-                // Told first, so that nobody who was woken by an answer asks before the change is announced.
-                if work.take_announcement() {
-                    self.changes.announce();
-                }
+                // Before the answers: whoever goes on after one finds the change announced.
+                self.changes.learn(work.sequence.wakes);
                 for one in done {
                     if let Some(answer) = one.answer {
                         answer.tell(None);
@@ -220,7 +218,10 @@ impl Shell {
         let mut pause = Duration::from_micros(250);
         loop {
             match work.begin().await {
-                Ok(()) => return Ok(work),
+                Ok(()) => {
+                    self.changes.writer_looked(work.sequence.wakes);
+                    return Ok(work);
+                }
                 Err(fault) if fault.kind() == StoreErrorKind::Busy && since.elapsed() < PATIENCE => {
                     tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(Duration::from_millis(2));

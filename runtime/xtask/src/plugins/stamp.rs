@@ -76,3 +76,48 @@ fn files(root: &Path) -> Result<Vec<PathBuf>> {
     found.sort();
     Ok(found)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plugins::language::Language;
+
+    #[test]
+    fn sources_count_and_texts_for_people_do_not() {
+        let root = tempfile::tempdir().unwrap();
+        let paths = Paths { plugins: root.path().into(), wit: root.path().join("wit"), target: root.path().join("target") };
+        let plugin = Plugin { name: "p".into(), folder: root.path().join("p"), language: Language::JavaScript };
+        let put = |name: &str, text: &str| {
+            let file = root.path().join(name);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, text).unwrap();
+        };
+        put("wit/job.wit", "package a:b;");
+        put("p/src/handler.js", "1");
+        let before = inputs(&paths, &plugin).unwrap();
+        for ignored in ["p/README.md", "p/test/handler.test.js", "p/node_modules/x/index.js"] {
+            put(ignored, "text");
+            assert_eq!(inputs(&paths, &plugin).unwrap(), before, "{ignored}");
+        }
+        for (source, text) in [("p/src/handler.js", "2"), ("p/src/b.js", ""), ("wit/job.wit", "package a:c;")] {
+            let earlier = inputs(&paths, &plugin).unwrap();
+            put(source, text);
+            assert_ne!(inputs(&paths, &plugin).unwrap(), earlier, "{source}");
+        }
+    }
+
+    #[test]
+    fn a_component_that_was_changed_or_removed_is_built_again() {
+        let work = tempfile::tempdir().unwrap();
+        let finished = work.path().join("p.wasm");
+        fs::write(&finished, "component").unwrap();
+        assert!(!is_current(work.path(), "inputs", &finished));
+        write(work.path(), "inputs", b"component").unwrap();
+        assert!(is_current(work.path(), "inputs", &finished));
+        assert!(!is_current(work.path(), "other inputs", &finished));
+        fs::write(&finished, "changed").unwrap();
+        assert!(!is_current(work.path(), "inputs", &finished));
+        fs::remove_file(&finished).unwrap();
+        assert!(!is_current(work.path(), "inputs", &finished));
+    }
+}

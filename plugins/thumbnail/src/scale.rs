@@ -19,8 +19,11 @@ pub struct Decoded {
     orientation: Orientation,
 }
 
-/// 160 MiB hold a photo of 40 megapixels in RGBA. With the file and the encoder's buffers it stays below the cap.
+/// 160 MiB hold 40 megapixels in RGBA, 55 in RGB. With the file and the scaler's buffers it stays below the cap.
 const MAX_PIXEL_BYTES: u64 = 160 << 20;
+/// The decoder keeps two bytes of coefficients for every byte of a progressive JPEG's pixels until the last scan. An
+/// allocation that fails would be a trap, and a trap is retried in vain; so this is refused before.
+const MAX_PROGRESSIVE_BYTES: u64 = 64 << 20;
 const MAX_SOURCE_SIDE: u32 = 30_000;
 const JPEG_QUALITY: u8 = 85;
 
@@ -29,7 +32,7 @@ pub fn decode(bytes: &[u8]) -> ImageResult<Decoded> {
     let mut limits = Limits::default();
     limits.max_image_width = Some(MAX_SOURCE_SIDE);
     limits.max_image_height = Some(MAX_SOURCE_SIDE);
-    limits.max_alloc = Some(MAX_PIXEL_BYTES);
+    limits.max_alloc = Some(if is_progressive_jpeg(bytes) { MAX_PROGRESSIVE_BYTES } else { MAX_PIXEL_BYTES });
 
     let mut reader = ImageReader::new(Cursor::new(bytes)).with_guessed_format().map_err(ImageError::IoError)?;
     reader.limits(limits.clone());
@@ -38,6 +41,22 @@ pub fn decode(bytes: &[u8]) -> ImageResult<Decoded> {
     limits.reserve(decoder.total_bytes())?;
     let orientation = decoder.orientation()?;
     Ok(Decoded { pixels: DynamicImage::from_decoder(decoder)?, orientation })
+}
+
+/// Walks the segments up to the frame header, whose marker says how the picture is coded.
+fn is_progressive_jpeg(bytes: &[u8]) -> bool {
+    let mut at = 2;
+    while let Some(&[0xff, marker, high, low]) = bytes.get(at..at + 4) {
+        match marker {
+            0xc2 | 0xc6 | 0xca | 0xce => return bytes.starts_with(b"\xff\xd8"),
+            // Padding before a marker.
+            0xff => at += 1,
+            // The scan begins without one of the above.
+            0xda => return false,
+            _ => at += 2 + usize::from(u16::from_be_bytes([high, low])),
+        }
+    }
+    false
 }
 
 /// Fits into the box, keeps the proportions and never enlarges.
@@ -155,6 +174,21 @@ mod tests {
         bomb.extend(crc(&header).to_be_bytes());
         bomb.extend(b"\0\0\0\0IDAT");
         assert!(matches!(decode(&bomb), Err(ImageError::Limits(_))));
+    }
+
+    #[test]
+    fn tells_a_progressive_jpeg_by_its_frame_header() {
+        let baseline = encode(&picture(30, 20), Format::Jpeg).unwrap();
+        assert!(!is_progressive_jpeg(&baseline));
+        let frame = baseline.windows(2).position(|marker| marker == [0xff, 0xc0]).unwrap();
+        let mut progressive = baseline.clone();
+        progressive[frame + 1] = 0xc2;
+        assert!(is_progressive_jpeg(&progressive));
+        assert!(!is_progressive_jpeg(&encode(&picture(30, 20), Format::Png).unwrap()));
+        for len in 0..progressive.len() {
+            // Whatever is cut off, the walk ends.
+            is_progressive_jpeg(&progressive[..len]);
+        }
     }
 
     fn crc(bytes: &[u8]) -> u32 {

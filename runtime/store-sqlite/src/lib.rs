@@ -50,7 +50,7 @@ use crate::changes::Changes;
 use crate::error::Fault;
 use crate::writer::Writer;
 
-pub use crate::schema::{OpenOptions, SCHEMA_VERSION, migrate, schema_version};
+pub use crate::schema::{MIGRATIONS, OpenOptions, SCHEMA_VERSION, migrate, schema_version};
 
 /// Connections for questions. Pages and tables ask a few at a time; each costs a thread.
 const READERS: u32 = 3;

@@ -13,7 +13,7 @@ use warp_store::{Result, StoreError, StoreErrorKind};
 use crate::error::Fault;
 
 /// Every migration in order; the schema's version is how many have been applied.
-const MIGRATIONS: [(&str, &str); 1] = [("0001_jobs", include_str!("../../../migrations/sqlite/0001_jobs.sql"))];
+pub const MIGRATIONS: [(&str, &str); 1] = [("0001_jobs", include_str!("../../../migrations/sqlite/0001_jobs.sql"))];
 
 /// The schema version that this build reads and writes.
 pub const SCHEMA_VERSION: u32 = MIGRATIONS.len() as u32;

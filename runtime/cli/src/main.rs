@@ -15,9 +15,11 @@ mod config;
 mod failure;
 mod files;
 mod grants;
+mod hosting;
 mod json;
 mod progress;
 mod run;
+mod system;
 mod text;
 
 use std::process::ExitCode;
@@ -45,40 +47,39 @@ fn main() -> ExitCode {
 }
 
 fn dispatch(cli: Cli) -> Outcome {
-    // These need neither settings nor database, and must work beside a broken warp.toml.
-    if let Command::Completions(args) = &cli.command {
-        return completions(args.shell);
-    }
     let outside = Outside {
         env: &|name| std::env::var(name).ok().filter(|value| !value.is_empty()),
         cores: std::thread::available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX)),
     };
-    let config = config::load(&cli, &outside)?;
+    // Read only by the commands that need it: an author's commands work beside whatever lies in the directory.
+    let settings = config::load(&cli, &outside);
     let Cli { json, command, .. } = cli;
     match command {
-        Command::Run(args) if args.print_config => print_config(&config),
-        Command::Run(args) => run::run(args, config),
-        Command::Bench(args) => bench::bench(args, config),
-        Command::Migrate(args) => block_on(database::migrate(&args, &config)),
-        Command::Backup(args) => block_on(database::backup(&args, &config)),
-        Command::Enqueue(args) => with_store(&config, async |store| enqueue::run(&args, store, json, clock::now()).await),
-        Command::Jobs(command) => with_store(&config, async |store| jobs::run(&command, store, json, &user(&outside), clock::now()).await),
-        Command::Keys(command) => with_store(&config, async |store| keys::keys(&command, store, json, clock::now()).await),
-        Command::Limits(command) => {
-            with_store(&config, async |store| keys::limits(&command, store, json, &user(&outside), clock::now()).await)
-        }
-        Command::Hosts(HostsCommand::List) => with_store(&config, async |store| overview::hosts(store, json, clock::now()).await),
-        Command::Status => with_store(&config, async |store| overview::status(store, json).await),
         Command::New(args) => project::new(&args, json),
         Command::Wit(args) => project::wit(&args),
-        Command::Plugins(_) => plugin_files::plugins(&config),
-        Command::Grant(args) => plugin_files::grant(&args, &config),
         Command::Check(args) => plugin_files::check_files(&args, json),
         Command::Inspect(args) => plugin_files::inspect(&args, json),
         Command::Pack(args) => plugin_files::pack(&args, json),
         Command::Diff(args) => plugin_files::diff(&args, json),
         Command::Completions(args) => completions(args.shell),
-        _ => Ok(()),
+        Command::Plugins(_) => plugin_files::plugins(&settings?),
+        Command::Grant(args) => plugin_files::grant(&args, &settings?),
+        Command::Run(args) if args.print_config => print_config(&settings?),
+        Command::Run(args) => run::run(args, settings?),
+        Command::Bench(args) => bench::bench(args, settings?),
+        Command::Migrate(args) => block_on(database::migrate(&args, &settings?)),
+        Command::Backup(args) => block_on(database::backup(&args, &settings?)),
+        Command::Enqueue(args) => with_store(&settings?, async |store| enqueue::run(&args, store, json, clock::now()).await),
+        Command::Jobs(command) => {
+            with_store(&settings?, async |store| jobs::run(&command, store, json, &user(&outside), clock::now()).await)
+        }
+        Command::Keys(command) => with_store(&settings?, async |store| keys::keys(&command, store, json, clock::now()).await),
+        Command::Limits(command) => {
+            with_store(&settings?, async |store| keys::limits(&command, store, json, &user(&outside), clock::now()).await)
+        }
+        Command::Hosts(HostsCommand::List) => with_store(&settings?, async |store| overview::hosts(store, json, clock::now()).await),
+        Command::Status => with_store(&settings?, async |store| overview::status(store, json).await),
+        Command::Try(_) => Ok(()),
     }
 }
 

@@ -1,10 +1,144 @@
 //! `run`: the host.
+//!
+//! The main thread is the control thread: host loop, store calls, watching. Guests have a runtime of their own
+//! with a thread for each core, so that nothing they do delays a lease.
+
+use std::io::IsTerminal;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
+use warp_domain::ending::State;
+use warp_plugin_host::{PluginDir, PluginDirConfig, Registry};
+use warp_store::{JobFilter, Store};
+use warp_store_sqlite::{OpenOptions, SqliteStore};
+use warp_worker::{Host, HostConfig, StopLevel, Stopped, Surroundings};
 
 use crate::args::RunArgs;
-use crate::config::Config;
-use crate::failure::{Failure, Outcome};
+use crate::commands::database;
+use crate::config::{Config, LogFormat};
+use crate::failure::{Exit, Failure, Outcome};
+use crate::hosting::{self, DirectoryCatalog};
+use crate::system::System;
+use crate::text;
 
 /// Runs jobs until told to stop.
-pub fn run(_args: RunArgs, _config: Config) -> Outcome {
-    Err(Failure::usage("run is not part of this build"))
+pub fn run(args: RunArgs, config: Config) -> Outcome {
+    start_log(&config)?;
+    let control = hosting::control_runtime()?;
+    let guests = hosting::guest_runtime()?;
+    let outcome = control.block_on(serve(&args, &config, guests.handle().clone()));
+    // Guests that ignored every stop have been handed back; their threads must not hold up the exit.
+    guests.shutdown_timeout(Duration::from_millis(200));
+    outcome
+}
+
+async fn serve(args: &RunArgs, config: &Config, guests: tokio::runtime::Handle) -> Outcome {
+    let path = database::file(config)?;
+    let store = Arc::new(SqliteStore::open(OpenOptions { path: path.clone(), create: true, migrate: true }).await?);
+    let loader = hosting::loader(config.workers.value, &config.cache.value)?;
+    let plugins = PluginDir::open(PluginDirConfig::new(config.plugins.value.clone(), hosting::grants(config)), loader);
+    let registry = Arc::clone(plugins.registry());
+
+    let (stop, stopped) = watch::channel(StopLevel::Run);
+    let surroundings: Arc<dyn Surroundings> = Arc::new(System::new());
+    let catalog = Arc::new(DirectoryCatalog::new(Arc::clone(&registry)));
+    let host_config = host_config(config);
+    text::note(format!(
+        "warp-host {} runs jobs of {} with {} workers on {}, plugins from {}; stop with SIGTERM or Ctrl-C",
+        env!("CARGO_PKG_VERSION"),
+        host_config.queues.join(", "),
+        host_config.workers,
+        path.display(),
+        config.plugins.value.display(),
+    ));
+    let host = Host::new(host_config, Arc::<SqliteStore>::clone(&store), catalog, surroundings, guests, stopped);
+    let numbers = host.numbers();
+    let signals = tokio::spawn(listen(stop.clone()));
+    let idle = args.until_idle.then(|| tokio::spawn(stop_when_idle(stop.clone(), store, plugins, registry)));
+    let begin = Instant::now();
+    let Stopped { abandoned, deregistered } = host.run().await?;
+    signals.abort();
+    if let Some(idle) = idle {
+        idle.abort();
+    }
+    let report = numbers.report();
+    let runs = text::count(report.settled, "run");
+    text::note(format!("stopped after {} and {runs}", text::rough(begin.elapsed())));
+    if !deregistered {
+        return Err(Failure::new(
+            Exit::Unavailable,
+            "the database did not answer at the end; what was still running is given back after the lease",
+        ));
+    }
+    if abandoned > 0 {
+        text::note(format!("{} handed back, uncharged", text::count(abandoned as u64, "run")));
+    }
+    Ok(())
+}
+
+fn host_config(config: &Config) -> HostConfig {
+    let name = format!("{}:{}", machine_name(), std::process::id());
+    let lease = config.lease.value;
+    HostConfig {
+        queues: config.queues.value.clone(),
+        prefetch_limit: config.prefetch.value,
+        lease,
+        // Three renewals fit into a lease, as with the default of 15 s and 5 s.
+        renew_every: (lease / 3).min(Duration::from_secs(5)),
+        stop_grace: config.grace.value,
+        retention: config.retention(),
+        default_retry: config.default_retry.value.clone(),
+        default_timeout: config.default_timeout.value.clone(),
+        ..HostConfig::new(name, config.workers.value)
+    }
+}
+
+fn machine_name() -> String {
+    let name = rustix::system::uname();
+    name.nodename().to_str().map_or_else(|_| "host".to_owned(), str::to_owned)
+}
+
+/// The first signal stops gracefully, the second at once.
+async fn listen(stop: watch::Sender<StopLevel>) -> std::io::Result<()> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    for level in [StopLevel::Graceful, StopLevel::Now] {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        // A receiver that is gone means that the host has ended by itself.
+        let _ = stop.send(level);
+    }
+    Ok(())
+}
+
+/// Stops the host when nothing is left that it runs or could run. It keeps the plugins directory open meanwhile.
+async fn stop_when_idle(stop: watch::Sender<StopLevel>, store: Arc<SqliteStore>, plugins: PluginDir, registry: Arc<Registry>) {
+    plugins.settled().await;
+    loop {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let filter = JobFilter { states: vec![State::Enqueued, State::Processing], limit: 10_000, ..JobFilter::default() };
+        // A store that does not answer says nothing about idleness.
+        let Ok(jobs) = store.jobs(filter).await else { continue };
+        let snapshot = registry.snapshot();
+        if jobs.iter().all(|job| !snapshot.contracts().contains_key(&job.contract)) {
+            let _ = stop.send(StopLevel::Graceful);
+            return;
+        }
+    }
+}
+
+fn start_log(config: &Config) -> Outcome {
+    use tracing_subscriber::EnvFilter;
+    let filter = EnvFilter::try_new(&config.log_level.value)
+        .map_err(|error| Failure::usage(format!("{}: {error}; write `info`, or `warn,warp_worker=debug`", config.log_level.origin)))?;
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // A second subscriber could only be a test's, which then keeps its own.
+    let _ = match config.log_format.value {
+        LogFormat::Text => log.with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none()).try_init(),
+        LogFormat::Json => log.json().try_init(),
+    };
+    Ok(())
 }

@@ -307,6 +307,8 @@ pub struct Model {
     pub journal: Vec<Event>,
     /// How many waiters of a key a view loads at a time; 0 is all of them.
     pub window: usize,
+    /// Whether audit rows are left out: the explorer keeps a hundred thousand models.
+    pub without_history: bool,
     ids: BTreeMap<JobId, JobHandle>,
     key_ids: BTreeMap<String, KeyId>,
     last_handle: i64,
@@ -515,6 +517,9 @@ impl Model {
     }
 
     fn note(&mut self, job: JobHandle, at: UnixMillis, event: &str, message: &str, took: Option<Duration>) {
+        if self.without_history {
+            return;
+        }
         if let Some(row) = self.rows.get_mut(&job) {
             let host = row.host.and_then(|host| self.host_names.get(&host).cloned());
             let run = if row.place == Place::Running || took.is_some() { row.runs } else { 0 };
@@ -873,14 +878,12 @@ impl Model {
         let mine = row.place == Place::Running && row.host == Some(host) && row.token == Some(settle.token);
         let mine = mine || broken!(self, SettleIgnoresToken) && row.place == Place::Running;
         let repeated = !mine && row.settled_by == Some(settle.token);
-        if repeated && !(broken!(self, RepeatAppliesAgain) && !row.place.state().is_final()) {
-            return Ok(SettleVerdict::Repeated);
-        }
-        if !mine && !repeated {
+        let applies_again = broken!(self, RepeatAppliesAgain) && repeated && !row.place.state().is_final();
+        if !mine && !applies_again {
             if broken!(self, LateSettleFrees) {
                 self.release(tx, job, false);
             }
-            return Ok(SettleVerdict::Late);
+            return Ok(if repeated { SettleVerdict::Repeated } else { SettleVerdict::Late });
         }
         if let Some(why) = poison(settle) {
             if !alone {

@@ -316,11 +316,12 @@ impl Sim {
             72..75 => self.crash(host, rng),
             75..79 => self.freeze_or_thaw(host, rng)?,
             79..81 => self.stop(host)?,
-            81..84 => self.rescue(host),
+            81..84 => self.rescue(host)?,
             84..86 => self.deploy(host, rng)?,
             86..88 => self.expire()?,
             88..90 => self.arrive(host)?,
-            90..95 => self.operate(rng),
+            90..94 => self.operate(rng),
+            94..96 => self.lease_passes(host, rng)?,
             _ => {
                 self.now += [50, 500, 1_500, 3_000, 6_000][rng.below(5)];
                 say!(self, "time passes");
@@ -711,10 +712,10 @@ impl Sim {
     }
 
     /// Looks at the others' renewal counters, and rescues whose stood still for a whole lease on the own clock.
-    fn rescue(&mut self, at: usize) {
+    fn rescue(&mut self, at: usize) -> Result<(), Broken> {
         let host = &self.hosts[at];
         if !host.up || host.frozen || self.has_lapsed(at) {
-            return;
+            return Ok(());
         }
         let own = host.registration;
         let others: Vec<_> = self.model.hosts.iter().filter(|(id, _)| Some(**id) != own).map(|(id, row)| (*id, row.renewals)).collect();
@@ -727,8 +728,29 @@ impl Sim {
                 let rescued = self.model.rescue(id, renewals, MAX_DEATHS, UnixMillis(now));
                 self.seen.rescued += u64::from(rescued.requeued + rescued.exhausted);
                 say!(self, "host {at} rescues {id:?}: {rescued:?}");
+                self.check()?;
             }
         }
+        Ok(())
+    }
+
+    /// One host stands still for a whole lease while the others renew and watch: what a paused machine looks like.
+    fn lease_passes(&mut self, at: usize, rng: &mut Rng) -> Result<(), Broken> {
+        if self.hosts[at].up && !self.hosts[at].frozen && rng.chance(70) {
+            self.hosts[at].frozen = true;
+            say!(self, "host {at} freezes for long");
+        }
+        for _ in 0..5 {
+            for other in 0..self.hosts.len() {
+                self.renew(other)?;
+                self.check()?;
+                self.rescue(other)?;
+            }
+            self.now += 4_000;
+            say!(self, "time passes");
+        }
+        self.hosts[at].frozen = self.hosts[at].frozen && rng.chance(50);
+        Ok(())
     }
 
     fn deploy(&mut self, at: usize, rng: &mut Rng) -> Result<(), Broken> {
@@ -771,8 +793,7 @@ impl Sim {
                     self.arrive(at)?;
                     self.check()?;
                 }
-                self.rescue(at);
-                self.check()?;
+                self.rescue(at)?;
                 let lane_count = 1 + rng.below(3) as u32;
                 self.boot(at)?;
                 if self.has_lapsed(at) {

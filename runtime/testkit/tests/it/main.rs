@@ -1,4 +1,5 @@
 //! The simulation over many seeds, the mutations it must notice, and the explorer.
 
+mod explore;
 mod mutations;
 mod sim;

@@ -16,6 +16,7 @@ import io
 import math
 import re
 from datetime import date, datetime
+from functools import partial
 from itertools import islice
 
 # What people write where a value is missing. Compared exactly: "na" may be a country.
@@ -23,8 +24,12 @@ MISSING = frozenset({"", "NA", "N/A", "NULL", "null", "NaN", "nan", "None"})
 
 MAX_COLUMNS = 2_000
 MAX_FIELD_CHARS = 131_072
-CELLS_PER_BATCH = 32_768
+MAX_LINE_CHARS = 524_288
 READ_BYTES = 65_536
+# A batch ends with whichever comes first. Rows are taken a few at a time in between, since any of them may be large.
+CELLS_PER_BATCH = 32_768
+BYTES_PER_BATCH = 2 << 20
+ROWS_PER_STEP = 32
 
 # Possessive, so that a column of a batch is matched without remembering a way back for each line. Leading zeros
 # make a text: turned into numbers, postcodes and article numbers would lose them.
@@ -143,7 +148,10 @@ def profile(open_file, size, delimiter=",", progress=lambda done, total: None):
         # No translation of line ends: the CSV reader knows all three kinds, and those within quotes are data.
         text = io.TextIOWrapper(buffered, encoding="utf-8-sig", errors="strict", newline="")
         text._CHUNK_SIZE = READ_BYTES
-        reader = csv.reader(text, delimiter=delimiter, strict=True)
+        # With a bound on each line: an interpreter that runs out of memory in the middle of one does not always live
+        # to say so. The pieces of a line that is cut have too few fields for the header, or one that is too long.
+        lines = iter(partial(text.readline, MAX_LINE_CHARS), "")
+        reader = csv.reader(lines, delimiter=delimiter, strict=True)
         try:
             return _profile(reader, raw, size, progress)
         except UnicodeDecodeError as error:
@@ -155,14 +163,19 @@ def _profile(reader, raw, size, progress):
     header, line = _header(reader)
     width = len(header)
     columns = [Column(name) for name in header]
-    batch_rows = max(16, CELLS_PER_BATCH // width)
+    batch_rows = max(1, CELLS_PER_BATCH // width)
     rows_seen = 0
     while True:
         rows = []
         problem = None
+        batch_end = raw.tell() + BYTES_PER_BATCH
         try:
-            # Unlike list(), extend() leaves the rows before a malformed one, and they tell its line.
-            rows.extend(islice(reader, batch_rows))
+            while len(rows) < batch_rows and raw.tell() <= batch_end:
+                before = len(rows)
+                # Unlike list(), extend() leaves the rows before a malformed one, and they tell its line.
+                rows.extend(islice(reader, ROWS_PER_STEP))
+                if len(rows) == before:
+                    break
         except csv.Error as error:
             problem = error
         got = len(rows)
@@ -221,6 +234,8 @@ def _without_blank_lines(rows, width, line):
     kept = []
     for row in rows:
         if row and len(row) != width:
+            if sum(map(len, row)) + len(row) >= MAX_LINE_CHARS:
+                raise Malformed(line + 1, f"more than {MAX_LINE_CHARS} characters (are the lines ended?)")
             raise Malformed(line + 1, f"{len(row)} fields where the header has {width}")
         if row:
             kept.append(row)

@@ -87,6 +87,9 @@ def test_malformed_files_name_the_line():
     malformed('"a,b\n1,2\n', 1, "does not end")
     malformed("a,b\n1," + "x" * 200_000 + "\n", 2, "more than")
     malformed(",".join("x" * 3000) + "\n", 1, "columns")
+    malformed("a,b\n" + ",x" * 400_000 + "\n", 2, "are the lines ended")
+    malformed("a,b," * 400_000, 1, "columns")
+    malformed("a" * 1_000_000, 1, "more than")
     malformed(b"a,b\n1,2\n3,\xff\n", 3, "0xff is not UTF-8")
     malformed("a,b\n".encode("utf-16"), 1, "not UTF-8")
     # Cut in the middle of a character at the very end.
@@ -97,6 +100,18 @@ def test_malformed_files_name_the_line():
         malformed(good + b"1,\xe9\xe9" + end.encode(), 100_002, "not UTF-8")
         malformed(good + f"1{end}".encode(), 100_002, "1 fields")
         malformed(good + f'1,"x{end}'.encode() * 2, 100_002, "")
+
+
+def test_large_fields_are_read_in_small_batches():
+    row = ("x" * 100_000 + "\n").encode()
+    seen = []
+    data = b"a\n" + row * 200
+    result = profile(lambda: Raw(data), len(data), ",", lambda done, total: seen.append(done))
+    assert result == {"rows": 200, "columns": [{"name": "a", "type": "text", "missing": 0}]}
+    assert len(seen) >= 4, seen
+    # A quoted field may be longer than what is read as one line at a time, if it has line breaks.
+    quoted = 'a,b\n"' + "word\n" * 20_000 + '",1\n2\n'
+    malformed(quoted, 20_003, "1 fields")
 
 
 def test_progress_grows_to_the_size():

@@ -90,7 +90,7 @@ impl Compiler {
         {
             let mut state = self.shared.lock();
             if state.overdue >= MAX_OVERDUE {
-                return refuse(format!("{MAX_OVERDUE} compilations are overdue and still going on; restart the host to be rid of them"));
+                return refuse(too_many_overdue());
             }
             state.arrivals += 1;
             let place = (bytes, state.arrivals);
@@ -98,7 +98,8 @@ impl Compiler {
         }
         self.shared.wake.notify_one();
         if has_started.await.is_err() {
-            return refuse("the host is stopping".to_owned());
+            let closed = self.shared.lock().closed;
+            return refuse(if closed { "the host is stopping".to_owned() } else { too_many_overdue() });
         }
         match tokio::time::timeout(limit, is_done).await {
             Ok(Ok(result)) => result,
@@ -136,6 +137,10 @@ impl Drop for Compiler {
         drop(state);
         self.shared.wake.notify_all();
     }
+}
+
+fn too_many_overdue() -> String {
+    format!("{MAX_OVERDUE} compilations are overdue and still going on; restart the host to be rid of them")
 }
 
 fn spawn(shared: Arc<Shared>, number: u64) -> Result<(), PluginHostError> {

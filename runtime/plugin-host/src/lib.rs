@@ -13,20 +13,29 @@
 mod cache;
 mod code;
 mod compiler;
+mod directory;
 mod engine;
 mod host;
 mod limits;
+mod loader;
 mod output;
 mod permissions;
+mod registry;
 mod runner;
+mod try_run;
+mod watch;
 
 pub use cache::Cache;
 pub use code::CodeLoader;
+pub use directory::{FileStatus, MAX_OLD_VERSIONS, Newest, PluginDir, PluginDirConfig, PluginEvent, VersionInfo};
 pub use engine::{Engine, EngineConfig, EngineInfo, TICK};
 pub use limits::Caps;
+pub use loader::{Grants, Loader, OFFERED};
 pub use output::OutputCaps;
 pub use permissions::{Bucket, Directory, Permissions};
+pub use registry::{PluginVersion, Registry, Served, Snapshot, Usage};
 pub use runner::{RunStats, Runnable};
+pub use try_run::{TryParams, TryReport, run_once};
 
 /// Why something of this crate could not be done.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 use warp_domain::ending::Outcome;
 use warp_domain::{Digest, JobId};
 use warp_pipeline::{AttemptInfo, Child, ChildRefused, HostCalls, Level, StateFault, StateOp, StateReply, StopSignal};
-use warp_plugin_host::{Cache, Caps, CodeLoader, Engine, EngineConfig, Permissions, RunStats, Runnable};
+use warp_plugin_host::{Cache, Caps, CodeLoader, Engine, EngineConfig, Loader, Permissions, RunStats, Runnable};
 
 /// The workspace's target directory, where everything built by tests is kept between runs.
 pub fn target() -> PathBuf {
@@ -21,6 +21,7 @@ pub fn target() -> PathBuf {
 pub fn guest(name: &str) -> &'static [u8] {
     static BUILT: OnceLock<()> = OnceLock::new();
     static HOSTILE: OnceLock<Vec<u8>> = OnceLock::new();
+    static SMALL: OnceLock<Vec<u8>> = OnceLock::new();
     static SPINNING_START: OnceLock<Vec<u8>> = OnceLock::new();
     let out = target().join("test-guests");
     BUILT.get_or_init(|| {
@@ -36,6 +37,7 @@ pub fn guest(name: &str) -> &'static [u8] {
     let read = || std::fs::read(out.join(format!("wasm32-wasip2/release/{name}.wasm"))).expect("cargo said that it built it");
     match name {
         "hostile" => HOSTILE.get_or_init(read),
+        "small" => SMALL.get_or_init(read),
         "spinning_start" => SPINNING_START.get_or_init(read),
         other => panic!("no guest is called {other}"),
     }
@@ -176,4 +178,10 @@ pub async fn run(runnable: &Arc<Runnable>, payload: &str) -> (Outcome, RunStats,
 
 pub async fn run_with(runnable: &Arc<Runnable>, payload: &str, recorder: &Arc<Recorder>, stop: &Arc<StopSignal>) -> (Outcome, RunStats) {
     runnable.run(attempt(payload), Arc::clone(recorder) as Arc<dyn HostCalls>, Arc::clone(stop)).await
+}
+
+/// A loader with the shared cache of compiled code.
+pub fn plugin_loader() -> Arc<Loader> {
+    let engine = engine();
+    Arc::new(Loader::new(Arc::clone(&engine), code(&engine), Caps::default(), 64 << 20))
 }

@@ -131,6 +131,10 @@ impl Guest for Hostile {
 
             "env" => done(format!("{:?} args={:?}", std::env::vars().collect::<Vec<_>>(), std::env::args().collect::<Vec<_>>())),
             "stdin" => done(format!("{:?}", std::io::read_to_string(std::io::stdin()))),
+            "print-then-read" => {
+                println!("ready");
+                done(told(std::fs::read_to_string(rest)))
+            }
             "read" => done(told(std::fs::read_to_string(rest))),
             "write" => done(told(std::fs::write(rest, b"written").map(|()| "written".to_owned()))),
             "list" => done(told(std::fs::read_dir(rest).map(|entries| {

@@ -124,7 +124,7 @@ impl StateRow {
             handle,
             lane,
             place: if later.is_some() { Place::Scheduled } else { Place::Ready },
-            due: later.unwrap_or(now).0,
+            due: due.unwrap_or(now).0,
             run: 0,
             attempt: 0,
             deaths: 0,

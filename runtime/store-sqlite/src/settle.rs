@@ -217,7 +217,8 @@ pub(crate) fn write_output(work: &mut Work, job: i64, run: u32, output: &RunOutp
         }
         work.writes.log(job, entry, run, line);
     }
-    for (name, percent) in progress {
+    // A number that is none says nothing about progress, and SQLite would store it as NULL.
+    for (name, percent) in progress.iter().filter(|(_, percent)| percent.is_finite()) {
         let entry = work.draw_entry();
         work.writes.progress(job, name.replace('\0', "\u{fffd}"), *percent, entry);
     }

@@ -1,3 +1,4 @@
 //! Tests of the driver against real files.
 
 mod basics;
+mod conformance;

@@ -109,6 +109,9 @@ pub struct Config {
     pub grants: BTreeMap<String, (Grant, Origin)>,
     /// The file that was read, or that `grant` would create.
     pub file: PathBuf,
+    /// Whether the file of that name in the working directory is a plugin's manifest: handler projects have one,
+    /// and nothing is read from it or written to it.
+    pub file_is_manifest: bool,
     /// Whether to print for machines; a flag alone, no setting.
     pub json: bool,
 }
@@ -155,6 +158,7 @@ impl Config {
             log_format,
             grants,
             file: _,
+            file_is_manifest: _,
             json: _,
         } = self;
         let mut rows = vec![
@@ -240,7 +244,11 @@ pub fn load(cli: &Cli, outside: &Outside<'_>) -> Outcome<Config> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound && !asked => String::new(),
         Err(error) => return Err(Failure::usage(format!("failed to read the configuration {}: {error}", path.display()))),
     };
-    let file = File::parse(&path, &text).map_err(Failure::usage)?;
+    let file_is_manifest = is_manifest(&text);
+    if file_is_manifest && asked {
+        return Err(Failure::usage(format!("{} is a plugin's manifest, and no configuration of a host", path.display())));
+    }
+    let file = File::parse(&path, if file_is_manifest { "" } else { &text }).map_err(Failure::usage)?;
     let none = RunArgs::default();
     let (run, plugins) = match &cli.command {
         Command::Run(run) => (run, &run.plugins),
@@ -250,7 +258,12 @@ pub fn load(cli: &Cli, outside: &Outside<'_>) -> Outcome<Config> {
         _ => (&none, &None),
     };
     let config = resolve(&file, run, plugins.as_deref(), cli.database_url.as_deref(), outside).map_err(Failure::usage)?;
-    Ok(Config { json: cli.json, ..config })
+    Ok(Config { file_is_manifest, json: cli.json, ..config })
+}
+
+/// Both kinds of file may be called `warp.toml`. A manifest must have these two keys, and a configuration has neither.
+fn is_manifest(text: &str) -> bool {
+    Document::parse(text).is_ok_and(|document| document.contains_key("format") && document.contains_key("plugin"))
 }
 
 fn resolve(file: &File, run: &RunArgs, plugins: Option<&Path>, url: Option<&str>, outside: &Outside<'_>) -> Result<Config, String> {
@@ -307,6 +320,7 @@ fn resolve(file: &File, run: &RunArgs, plugins: Option<&Path>, url: Option<&str>
         })?,
         grants: file.grants.clone(),
         file: file.path.clone(),
+        file_is_manifest: false,
         json: false,
     };
     Ok(Config { database_url: file.anchored_url(config.database_url), ..config })
@@ -568,4 +582,142 @@ pub fn edits(a: &str, b: &str) -> usize {
         }
     }
     row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    const FULL: &str = r#"database_url = "sqlite:jobs.db"
+workers = 3
+queues = ["a", "b"]
+plugins = "/srv/plugins"
+
+[retention]
+completed = "7d"
+failed = "forever"
+
+[defaults]
+retry = { max = 3, delays = ["15s", "1m"], jitter = 0.1 }
+timeout = { per_attempt = "5m" }
+
+[log]
+level = "debug"
+
+[grant.thumbnail]
+files = { in = { host = "./photos", mode = "read" } }
+"#;
+
+    fn resolved(file: &str, env: &[(&str, &str)], flags: &[&str]) -> Result<Config, String> {
+        let file = File::parse(Path::new("conf/warp.toml"), file)?;
+        let cli = Cli::parse_from(["warp-host", "run"].iter().chain(flags));
+        let Command::Run(run) = &cli.command else { unreachable!("the command is run") };
+        let env = |name: &str| env.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned());
+        resolve(&file, run, run.plugins.as_deref(), cli.database_url.as_deref(), &Outside { env: &env, cores: 1 })
+    }
+
+    fn table(config: &Config) -> String {
+        config.rows().iter().map(|(name, value, origin)| format!("{name:<20} {value:<50} {origin}\n")).collect()
+    }
+
+    #[test]
+    fn defaults() {
+        insta::assert_snapshot!(table(&resolved("", &[], &[]).expect("nothing to refuse")));
+    }
+
+    #[test]
+    fn a_full_file_with_its_lines() {
+        insta::assert_snapshot!(table(&resolved(FULL, &[], &[]).expect("a good file")));
+    }
+
+    /// Every setting, at every layer that it has: the layer above must win, and say so.
+    #[test]
+    fn a_flag_outranks_the_environment_and_that_outranks_the_file() {
+        let cases = [
+            ("workers", "workers = 3", "WARP_WORKERS", "4", "--workers", "5"),
+            ("prefetch", "prefetch = 3", "WARP_PREFETCH", "4", "--prefetch", "5"),
+            ("plugins", "plugins = '/file'", "WARP_PLUGINS", "/env", "--plugins", "/flag"),
+            ("cache", "cache = '/file'", "WARP_CACHE", "/env", "--cache", "/flag"),
+            ("queues", "queues = ['file']", "WARP_QUEUES", "env", "--queues", "flag"),
+            ("grace", "grace = '7s'", "WARP_GRACE", "8s", "--grace", "9s"),
+            ("lease", "lease = '7s'", "WARP_LEASE", "8s", "--lease", "9s"),
+            ("log.level", "log.level = 'file'", "WARP_LOG", "env", "--log-level", "flag"),
+            ("database_url", "database_url = 'sqlite:/file'", "WARP_DATABASE_URL", "sqlite:/env", "--database-url", "sqlite:/flag"),
+        ];
+        for (name, file, env, env_value, flag, flag_value) in cases {
+            let row = |file: &str, env: &[(&str, &str)], flags: &[&str]| {
+                let config = resolved(file, env, flags).expect("good values");
+                let (_, value, origin) = config.rows().into_iter().find(|(known, ..)| known == name).expect("a known setting");
+                (value, origin)
+            };
+            let (default, origin) = row("", &[], &[]);
+            assert_eq!(origin, "default", "{name}");
+            let (from_file, origin) = row(file, &[], &[]);
+            assert_eq!(origin, "conf/warp.toml:1", "{name}");
+            assert_ne!(from_file, default, "{name}");
+            assert_eq!(row(file, &[(env, env_value)], &[]), (env_value.to_owned(), env.to_owned()));
+            assert_eq!(row(file, &[(env, env_value)], &[flag, flag_value]), (flag_value.to_owned(), flag.to_owned()));
+        }
+    }
+
+    #[test]
+    fn paths_of_the_file_are_beside_it() {
+        let config = resolved("plugins = 'p'\ndatabase_url = 'sqlite:j.db'", &[], &[]).expect("a good file");
+        assert_eq!(config.plugins.value, Path::new("conf/p"));
+        assert_eq!(config.database_url.value, "sqlite:conf/j.db");
+        assert_eq!(config.beside_file(Path::new("./in")), Path::new("conf/./in"));
+        assert_eq!(config.beside_file(Path::new("/in")), Path::new("/in"));
+        let config = resolved("", &[("WARP_PLUGINS", "p")], &[]).expect("a good variable");
+        assert_eq!(config.plugins.value, Path::new("p"));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_its_place() {
+        let file = |text: &str| resolved(text, &[], &[]).expect_err(text);
+        let cases = [
+            ("worker = 3", "conf/warp.toml:1: unknown key `worker`; the nearest that exists is `workers`"),
+            ("\n[retention]\ncomplete = '1d'", "conf/warp.toml:3: unknown key `retention.complete`; the nearest that exists is `retention.completed`"),
+            ("retention.delete = '1d'", "conf/warp.toml:1: unknown key `retention.delete`; the nearest that exists is `retention.deleted`"),
+            ("workers = '3'", "conf/warp.toml:1: workers: must be a whole number without quotes"),
+            ("workers = 0", "conf/warp.toml:1: workers: \"0\" is not a number from 1 to 1024"),
+            (
+                "\ngrace = '30'",
+                "conf/warp.toml:2: grace: `30` is not a duration; write a whole number and a unit, such as `250ms`, `30s`, `5m`, `2h` or `1d`",
+            ),
+            ("grace = 30", "conf/warp.toml:1: grace: must be text in quotes"),
+            ("lease = '5s'", "conf/warp.toml:1: lease: a lease of 5s is too short; 6s is the least"),
+            ("queues = 'a'", "conf/warp.toml:1: queues: must be a list of texts, such as [\"default\", \"reports\"]"),
+            ("queues = []", "conf/warp.toml:1: queues: the queue is empty"),
+            ("log = 3", "conf/warp.toml:1: log must be a table"),
+            ("log.format = 'xml'", "conf/warp.toml:1: log.format: \"xml\" is not a log format; write `text` or `json`"),
+            ("defaults.retry = { delays = ['1s'] }", "conf/warp.toml:1: defaults.retry: a retry needs `max`"),
+            ("defaults.retry = { max = 1, backoff = 2 }", "conf/warp.toml:1: defaults.retry: unknown key `backoff`; a retry has max, delays and jitter"),
+            ("a = 1\na = 2", "conf/warp.toml:2: duplicate key"),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(file(text), expected);
+        }
+        assert!(file("workers = ").starts_with("conf/warp.toml:1: "));
+        assert!(file("\n\n[grant.pay]\nnetwork = true").starts_with("conf/warp.toml:4: unknown field `network`"));
+        let env = resolved("", &[("WARP_WORKERS", "many")], &[]).expect_err("no number");
+        assert_eq!(env, "WARP_WORKERS: \"many\" is not a number from 1 to 1024");
+        let flag = resolved("", &[], &["--grace", "soon"]).expect_err("no duration");
+        assert!(flag.starts_with("--grace: `soon` is not a duration"), "{flag}");
+    }
+
+    #[test]
+    fn passwords_are_not_printed() {
+        assert_eq!(without_password("postgres://ada:secret@db/jobs"), "postgres://ada:***@db/jobs");
+        assert_eq!(without_password("postgres://ada@db/jobs"), "postgres://ada@db/jobs");
+        assert_eq!(without_password("sqlite:a@b.db"), "sqlite:a@b.db");
+    }
+
+    #[test]
+    fn distances() {
+        assert_eq!(edits("kitten", "sitting"), 3);
+        assert_eq!(edits("", "abc"), 3);
+        assert_eq!(edits("abc", "abc"), 0);
+    }
 }

@@ -849,3 +849,63 @@ pub struct GrantWritten {
     /// The whole table of the plugin.
     pub table: String,
 }
+
+/// What `try` saw.
+#[derive(Debug, Serialize)]
+pub struct Tried {
+    /// `completed`, `retryable`, `permanent`, `snooze`, `trapped`, `timed-out` or `unacceptable`.
+    pub outcome: &'static str,
+    /// The result, or why there is none.
+    pub text: String,
+    /// What it printed and logged.
+    pub lines: Vec<TriedLine>,
+    /// What caps kept out.
+    pub dropped: Dropped,
+    /// The last report of each name, in percent.
+    pub progress: BTreeMap<String, f32>,
+    /// What it would have enqueued.
+    pub children: Vec<TriedChild>,
+    /// Shared state as it left it.
+    pub state: Vec<TriedState>,
+    /// Until the instance was ready.
+    pub instantiate_ms: f64,
+    /// From then to the end.
+    pub call_ms: f64,
+    /// The most memory that it had at once.
+    pub peak_memory_bytes: u64,
+}
+
+/// A line of output.
+#[derive(Debug, Serialize)]
+pub struct TriedLine {
+    /// `stdout`, `stderr` or a log level.
+    pub stream: &'static str,
+    /// The text.
+    pub text: String,
+}
+
+/// A job that would have been enqueued.
+#[derive(Debug, Serialize)]
+pub struct TriedChild {
+    /// The contract.
+    pub contract: String,
+    /// The payload, as text.
+    pub payload: String,
+    /// The queue; `null` is the parent's.
+    pub queue: Option<String>,
+    /// Counted from the parent's end.
+    pub delay: String,
+    /// At most one such job among those not ended.
+    pub unique_key: Option<String>,
+}
+
+/// A value of shared state.
+#[derive(Debug, Serialize)]
+pub struct TriedState {
+    /// The bucket.
+    pub bucket: String,
+    /// The key.
+    pub key: String,
+    /// The value.
+    pub value: String,
+}

@@ -28,7 +28,7 @@ use clap::{CommandFactory, Parser};
 use warp_store::Store;
 
 use crate::args::{Cli, Command, HostsCommand};
-use crate::commands::{database, enqueue, jobs, keys, overview, plugin_files, project};
+use crate::commands::{attempt, database, enqueue, jobs, keys, overview, plugin_files, project};
 use crate::config::{Config, Outside};
 use crate::failure::{Failure, Outcome};
 
@@ -79,7 +79,7 @@ fn dispatch(cli: Cli) -> Outcome {
         }
         Command::Hosts(HostsCommand::List) => with_store(&settings?, async |store| overview::hosts(store, json, clock::now()).await),
         Command::Status => with_store(&settings?, async |store| overview::status(store, json).await),
-        Command::Try(_) => Ok(()),
+        Command::Try(args) => attempt::run(&args, &settings?, &outside),
     }
 }
 

@@ -168,7 +168,7 @@ impl Batch<'_> {
         let own: HashSet<JobId> = jobs.iter().map(|job| job.id).collect();
         let (verdicts, repeated) = match self.store.enqueue(jobs.clone(), self.now).await {
             // Whether it was written is unknown; the ids tell, so it is safe to send the same jobs once more.
-            Err(error) if matches!(error.kind(), StoreErrorKind::OutcomeUnknown | StoreErrorKind::Busy) => {
+            Err(error) if error.kind() == StoreErrorKind::OutcomeUnknown => {
                 (self.store.enqueue(jobs, self.now).await?, true)
             }
             answer => (answer?, false),

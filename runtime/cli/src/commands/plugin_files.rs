@@ -20,41 +20,7 @@ use crate::{files, grants, json, text};
 
 /// What a host of this version offers to guests.
 pub fn world() -> HostWorld {
-    HostWorld::of(&[
-        "warp:job/types@1.0.0",
-        "warp:job/log@1.0.0",
-        "warp:job/progress@1.0.0",
-        "warp:job/cancellation@1.0.0",
-        "warp:job/jobs@1.0.0",
-        "warp:job/state@1.0.0",
-        "wasi:cli/environment@0.2.6",
-        "wasi:cli/exit@0.2.6",
-        "wasi:cli/stderr@0.2.6",
-        "wasi:cli/stdin@0.2.6",
-        "wasi:cli/stdout@0.2.6",
-        "wasi:cli/terminal-input@0.2.6",
-        "wasi:cli/terminal-output@0.2.6",
-        "wasi:cli/terminal-stderr@0.2.6",
-        "wasi:cli/terminal-stdin@0.2.6",
-        "wasi:cli/terminal-stdout@0.2.6",
-        "wasi:clocks/monotonic-clock@0.2.6",
-        "wasi:clocks/wall-clock@0.2.6",
-        "wasi:filesystem/preopens@0.2.6",
-        "wasi:filesystem/types@0.2.6",
-        "wasi:io/error@0.2.6",
-        "wasi:io/poll@0.2.6",
-        "wasi:io/streams@0.2.6",
-        "wasi:random/insecure-seed@0.2.6",
-        "wasi:random/insecure@0.2.6",
-        "wasi:random/random@0.2.6",
-        "wasi:sockets/instance-network@0.2.6",
-        "wasi:sockets/ip-name-lookup@0.2.6",
-        "wasi:sockets/network@0.2.6",
-        "wasi:sockets/tcp-create-socket@0.2.6",
-        "wasi:sockets/tcp@0.2.6",
-        "wasi:sockets/udp-create-socket@0.2.6",
-        "wasi:sockets/udp@0.2.6",
-    ])
+    HostWorld::of(warp_plugin_host::OFFERED)
 }
 
 // ------------------------------------------------------------------------------------------------- plugins
@@ -208,7 +174,10 @@ fn refused(refusals: &[Refusal]) -> Failure {
 }
 
 /// The manifest of a `.toml` or of a packed component.
-fn manifest_of(path: &Path) -> Outcome<Manifest> {
+///
+/// # Errors
+/// No such file (3), or a manifest that would be refused (2).
+pub fn manifest_of(path: &Path) -> Outcome<Manifest> {
     let missing = |error: std::io::Error| match error.kind() {
         ErrorKind::NotFound => Failure::not_found(format!("there is no file {}", path.display())),
         _ => Failure::usage(format!("failed to read {}: {error}", path.display())),
@@ -423,9 +392,15 @@ pub fn diff(args: &DiffArgs, as_json: bool) -> Outcome {
 /// # Errors
 /// No such plugin (3), a `warp.toml` that cannot be read or written.
 pub fn grant(args: &GrantArgs, config: &Config) -> Outcome {
+    let path = &config.file;
+    if config.file_is_manifest {
+        return Err(Failure::new(
+            Exit::Refused,
+            format!("{} is a plugin's manifest; name the host's own with --config, or run this where the host runs", path.display()),
+        ));
+    }
     let manifest = find_plugin(&args.name, &config.plugins.value)?;
     let dirs: BTreeMap<String, String> = args.dir.iter().cloned().collect();
-    let path = &config.file;
     let before = match fs::read_to_string(path) {
         Ok(text) => text,
         Err(error) if error.kind() == ErrorKind::NotFound => String::new(),

@@ -115,7 +115,7 @@ pub fn new(args: &NewArgs, as_json: bool) -> Outcome {
     let mut written = vec!["README.md", "warp.toml", ".gitignore", "wit/job.wit"];
     write(&dir, "README.md", fill(README).as_bytes())?;
     write(&dir, "warp.toml", fill(MANIFEST).as_bytes())?;
-    write(&dir, ".gitignore", format!("{ignored}/{name}.wasm\n").as_bytes())?;
+    write(&dir, ".gitignore", format!("{ignored}/{name}.wasm\n/.warp-cache\n/warp.db*\n").as_bytes())?;
     write(&dir, "wit/job.wit", WIT.as_bytes())?;
     for (path, bytes) in files {
         // Marks stand in texts alone; what is not UTF-8 is copied as it is.

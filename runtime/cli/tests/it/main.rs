@@ -1,0 +1,117 @@
+//! The program as people and scripts meet it: the real binary, its output, its exit codes.
+//!
+//! Each test has a directory of its own, which is the working directory of what it runs, and an environment
+//! without anything of whoever runs the tests.
+
+mod database;
+mod help;
+mod jobs;
+mod plugin_files;
+mod settings;
+mod stage;
+mod tried;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+/// A directory and the program in it.
+pub(crate) struct Ground {
+    dir: tempfile::TempDir,
+}
+
+/// How a command ended.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) code: i32,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Ended {
+    /// Standard output of a command that must have ended well.
+    #[track_caller]
+    pub(crate) fn good(self) -> String {
+        assert_eq!(self.code, 0, "stdout: {}\nstderr: {}", self.stdout, self.stderr);
+        self.stdout
+    }
+
+    /// Standard error of a command that must have ended with this code.
+    #[track_caller]
+    pub(crate) fn bad(self, code: i32) -> String {
+        assert_eq!(self.code, code, "stdout: {}\nstderr: {}", self.stdout, self.stderr);
+        self.stderr
+    }
+
+    /// Standard output of a command that must have ended well, as JSON.
+    #[track_caller]
+    pub(crate) fn json(self) -> serde_json::Value {
+        let text = self.good();
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
+    }
+}
+
+impl Ground {
+    pub(crate) fn new() -> Self {
+        Ground { dir: tempfile::tempdir().expect("a temporary directory") }
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub(crate) fn write(&self, name: &str, bytes: impl AsRef<[u8]>) {
+        let path = self.path(name);
+        std::fs::create_dir_all(path.parent().expect("inside the directory")).expect("a directory");
+        std::fs::write(path, bytes).expect("a file");
+    }
+
+    pub(crate) fn read(&self, name: &str) -> String {
+        std::fs::read_to_string(self.path(name)).expect("a file")
+    }
+
+    /// The program, ready to be given arguments.
+    pub(crate) fn command(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_warp-host"));
+        command.current_dir(self.dir.path()).env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
+        command.env("USER", "ada").stdin(Stdio::null());
+        command
+    }
+
+    /// Runs the program to its end.
+    pub(crate) fn run(&self, args: &[&str]) -> Ended {
+        ended(self.command().args(args).output().expect("the program starts"))
+    }
+
+    /// Runs it with something on standard input.
+    pub(crate) fn run_with(&self, args: &[&str], input: &[u8]) -> Ended {
+        use std::io::Write as _;
+        let mut child = self
+            .command()
+            .args(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the program starts");
+        let mut stdin = child.stdin.take().expect("a pipe");
+        // The program may end without having read everything.
+        let _ = stdin.write_all(input);
+        drop(stdin);
+        ended(child.wait_with_output().expect("the program ends"))
+    }
+}
+
+fn ended(output: Output) -> Ended {
+    let text = |bytes| String::from_utf8(bytes).expect("the program prints UTF-8");
+    Ended { code: output.status.code().expect("it exits by itself"), stdout: text(output.stdout), stderr: text(output.stderr) }
+}
+
+/// Replaces what differs from run to run, so that a snapshot can hold the rest.
+pub(crate) fn settled(text: &str, replacements: &[(&str, &str)]) -> String {
+    replacements.iter().fold(text.to_owned(), |text, (from, to)| text.replace(from, to))
+}
+
+/// Below the build's own directory, so that a second run of the tests finds what the first one compiled.
+pub(crate) fn shared_target() -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join("templates")
+}

@@ -19,6 +19,7 @@
 //!   contract no live host runs may be left out or marked; when that set changes (a host serves, leaves or is
 //!   rescued), every key where such a row is parked is handed on in that transaction. A head in its retry delay
 //!   keeps its keys whether or not its contract is served just now: a host that restarts must not cost it its turn;
+//! - a candidate comes through a host that has published its contract, so whoever is parked counts;
 //! - a start that was reserved gets its token on its slot rows;
 //! - whoever leaves is [`Ledger::release`]d; a job that keeps its place ([`keeps_ticket_on_retry`]) is
 //!   [`Ledger::block`]ed before that when its run ends and it does not (retry, snooze, hand-back, rescue), and

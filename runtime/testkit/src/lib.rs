@@ -23,6 +23,7 @@
 //! `WARP_SIM_SEEDS=200000` runs as many seeds as one likes instead of the ten thousand of the normal test command.
 //! `WARP_SIM_MUTATION` with the name of a row of the mutation table replays the seed with that rule broken.
 
+pub mod diff;
 pub mod explore;
 pub mod model;
 pub mod oracle;

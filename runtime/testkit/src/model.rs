@@ -307,6 +307,8 @@ pub struct Model {
     pub journal: Vec<Event>,
     /// How many waiters of a key a view loads at a time; 0 is all of them.
     pub window: usize,
+    /// Whether a batch with a row that cannot be written is undone and split, instead of failing that row at once.
+    pub splits_batches: bool,
     /// Whether audit rows are left out: the explorer keeps a hundred thousand models.
     pub without_history: bool,
     ids: BTreeMap<JobId, JobHandle>,
@@ -455,7 +457,13 @@ impl Model {
     }
 
     fn commit(&mut self, mut tx: Tx) {
-        self.write(&mut tx);
+        self.hand_on_further(&mut tx);
+        self.journal.push(Event::Committed);
+    }
+
+    /// Loads more of every line whose loaded part was used up, until nobody further could start.
+    fn hand_on_further(&mut self, tx: &mut Tx) {
+        self.write(tx);
         loop {
             let keys = tx.ledger.keys_to_reload();
             if keys.is_empty() || broken!(self, NoReload) {
@@ -468,10 +476,9 @@ impl Model {
                 let window = loaded + self.window.max(1);
                 let more = line.len() > window;
                 tx.ledger.extend_line(key, line.into_iter().take(window).collect(), more);
-                self.write(&mut tx);
+                self.write(tx);
             }
         }
-        self.journal.push(Event::Committed);
     }
 
     fn is_mutated(&self) -> bool {
@@ -674,7 +681,7 @@ impl Model {
         let unknown: Vec<_> = unknown.filter(|(job, token)| !known.iter().any(|(j, t)| j == job && Some(*t) == *token)).collect();
         let mut tx = self.begin(now);
         for (job, _) in &unknown {
-            self.give_back(&mut tx, *job, "the host does not know this run", false, false);
+            self.give_back(&mut tx, *job, ("its host does not know of this run", "hand-back"), false, false);
         }
         self.commit(tx);
         Ok(Renewed { handed_back: u32::try_from(unknown.len()).unwrap_or(u32::MAX), lost })
@@ -689,7 +696,7 @@ impl Model {
         self.hosts.remove(&host).ok_or_else(|| host_lost("deregister", host))?;
         let mut tx = self.begin(now);
         for job in self.running_on(host) {
-            self.give_back(&mut tx, job, "its host stopped", false, false);
+            self.give_back(&mut tx, job, ("its host stopped", "hand-back"), false, false);
         }
         self.pass_over_changed(&mut tx, &before);
         self.commit(tx);
@@ -715,9 +722,10 @@ impl Model {
         self.hosts.remove(&host);
         let mut tx = self.begin(now);
         for job in jobs {
+            let cancelled = self.cancels.contains_key(&job);
             if let Some(row) = self.rows.get_mut(&job) {
                 row.deaths += 1;
-                if row.deaths > max_deaths {
+                if row.deaths > max_deaths && !cancelled {
                     row.attempts = row.attempts.saturating_sub(1);
                     rescued.exhausted += 1;
                     let message = format!("its hosts died {} times", row.deaths);
@@ -726,22 +734,32 @@ impl Model {
                     continue;
                 }
             }
-            rescued.requeued += 1;
-            self.give_back(&mut tx, job, "its host died", broken!(self, RescueWithoutHandOn), broken!(self, RescueRowsFirst));
-            self.count("requeued", Some("host-lost"));
+            rescued.requeued += u32::from(!cancelled);
+            let (forgets, keeps_slots) = (broken!(self, RescueWithoutHandOn), broken!(self, RescueRowsFirst));
+            self.give_back(&mut tx, job, ("its host died", "recovery"), forgets, keeps_slots);
         }
         self.pass_over_changed(&mut tx, &before);
         self.commit(tx);
         rescued
     }
 
-    /// Running → Enqueued, uncharged, with its place in line.
-    fn give_back(&mut self, tx: &mut Tx, job: JobHandle, why: &str, forgets: bool, keeps_slots: bool) {
-        let now = tx.now;
-        self.note(job, now, "Requeued", why, Some(Duration::ZERO));
+    /// Running → Enqueued, uncharged, with its place in line; or Deleted, if somebody has asked for that.
+    fn give_back(&mut self, tx: &mut Tx, job: JobHandle, (why, reason): (&str, &str), forgets: bool, keeps_slots: bool) {
+        if self.cancels.contains_key(&job) {
+            return self.end_cancelled(tx, job, None);
+        }
+        self.note(job, tx.now, "Requeued", why, Some(Duration::ZERO));
         let Some(row) = self.rows.get_mut(&job) else { return };
         row.attempts = row.attempts.saturating_sub(1);
-        self.leave(tx, job, Place::Ready, now, false, forgets, keeps_slots);
+        let due = row.due;
+        self.leave(tx, job, Place::Ready, due, false, forgets, keeps_slots);
+        self.count("requeued", Some(reason));
+    }
+
+    fn end_cancelled(&mut self, tx: &mut Tx, job: JobHandle, took: Option<Duration>) {
+        self.note(job, tx.now, "Deleted", "cancelled", took);
+        self.end(tx, job, Place::Deleted, None, broken!(self, DeleteWithoutHandOn));
+        self.count("deleted", Some("cancelled"));
     }
 
     /// The run is over, the job is not.
@@ -816,6 +834,9 @@ impl Model {
 
 // ------------------------------------------------------------------------------------------ settle and claim
 
+/// Candidates that one claim looks at.
+const MOST_CANDIDATES: usize = 2_000;
+
 /// What ends a batch that must be split.
 struct Poison;
 
@@ -831,12 +852,11 @@ impl Model {
         }
         #[cfg(feature = "mutations")]
         let before: BTreeMap<_, _> = self.keys.keys().map(|&key| (key, self.view(key, 0))).collect();
-        let (settled, mut tx) = self.settle_batch(params.host, &params.settles, params.now);
-        let mut done = Exchanged { settled, ..Exchanged::default() };
+        // Two views in one transaction, as in a driver: what the ends have changed is written, then read again.
+        let mut done = Exchanged { settled: self.settle_batch(params.host, &params.settles, params.now), ..Exchanged::default() };
         if let Some(claim) = &params.claim {
-            self.claim(&mut tx, params.host, claim, &mut done);
+            self.claim(params.host, claim, params.now, &mut done);
         }
-        self.commit(tx);
         let due = self.rows.values().filter(|row| row.place == Place::Scheduled && row.due > params.now).map(|row| row.due);
         done.next_due = due.min();
         #[cfg(feature = "mutations")]
@@ -846,29 +866,30 @@ impl Model {
         Ok(done)
     }
 
-    /// One transaction, which is still open, or, when a row cannot be written, halves of the batch until that row
-    /// stands alone; then the last of them is open.
-    fn settle_batch(&mut self, host: HostId, settles: &[Settle], now: UnixMillis) -> (Vec<SettleVerdict>, Tx) {
-        let poisoned = settles.iter().any(|settle| poison(settle).is_some());
-        let before = (poisoned && settles.len() > 1).then(|| self.clone());
+    /// One transaction, or, when a row cannot be written, halves of the batch until that row stands alone. (A driver
+    /// that sees the poison before it writes need not split; [`Model::splits_batches`] decides which one this is.)
+    fn settle_batch(&mut self, host: HostId, settles: &[Settle], now: UnixMillis) -> Vec<SettleVerdict> {
+        let may_split = self.splits_batches && settles.len() > 1;
+        let before = (may_split && settles.iter().any(|settle| poison(settle).is_some())).then(|| self.clone());
         let mut tx = self.begin(now);
         let verdicts: std::result::Result<Vec<_>, Poison> =
-            settles.iter().map(|settle| self.settle(&mut tx, host, settle, settles.len() == 1)).collect();
+            settles.iter().map(|settle| self.settle(&mut tx, host, settle, !may_split)).collect();
         match (verdicts, before) {
-            (Ok(verdicts), _) => (verdicts, tx),
+            (Ok(verdicts), _) => {
+                self.commit(tx);
+                verdicts
+            }
             (Err(Poison), Some(before)) => {
                 *self = before;
                 if broken!(self, PoisonTakesTheBatch) {
-                    return (vec![SettleVerdict::Poison; settles.len()], self.begin(now));
+                    return vec![SettleVerdict::Poison; settles.len()];
                 }
                 let (left, right) = settles.split_at(settles.len() / 2);
-                let (mut verdicts, tx) = self.settle_batch(host, left, now);
-                self.commit(tx);
-                let (further, tx) = self.settle_batch(host, right, now);
-                verdicts.extend(further);
-                (verdicts, tx)
+                let mut verdicts = self.settle_batch(host, left, now);
+                verdicts.extend(self.settle_batch(host, right, now));
+                verdicts
             }
-            (Err(Poison), None) => (Vec::new(), tx),
+            (Err(Poison), None) => Vec::new(),
         }
     }
 
@@ -908,7 +929,12 @@ impl Model {
                 self.enqueue_one(child.clone(), tx.now);
             }
         }
-        self.finish(tx, job, ending, settle.took);
+        // Somebody asked for its end: it does not run again.
+        let cancelled = self.cancels.contains_key(&job) && !matches!(ending, Ending::Completed { .. } | Ending::Failed { .. });
+        match cancelled {
+            true => self.end_cancelled(tx, job, Some(settle.took)),
+            false => self.finish(tx, job, ending, settle.took),
+        }
         Ok(if conflict { SettleVerdict::Conflicted } else { SettleVerdict::Settled })
     }
 
@@ -932,8 +958,8 @@ impl Model {
             }
             Ending::Deleted { message } => {
                 self.note(job, now, "Deleted", message, Some(took));
-                self.end(tx, job, Place::Deleted, Some(message), forgets);
-                self.count("deleted", Some("cancelled"));
+                self.end(tx, job, Place::Deleted, None, forgets);
+                self.count("deleted", None);
             }
             Ending::Retry { message, at } => {
                 self.note(job, now, "Scheduled", message, Some(took));
@@ -952,37 +978,68 @@ impl Model {
                 self.count("requeued", Some("snooze"));
             }
             Ending::HandBack { message } => {
-                self.give_back(tx, job, message, forgets, false);
-                self.count("requeued", Some("hand-back"));
+                self.give_back(tx, job, (message, "hand-back"), forgets, false);
             }
         }
     }
 
-    fn claim(&mut self, tx: &mut Tx, host: HostId, params: &ClaimParams, done: &mut Exchanged) {
-        let now = tx.now;
-        for row in self.rows.values_mut() {
-            if row.place == Place::Scheduled && row.due <= now {
-                row.place = Place::Ready;
-                row.changed_at = now;
-            }
+    /// Page by page, what is reserved first, oldest due first; what a page has woken is in the next.
+    fn claim(&mut self, host: HostId, params: &ClaimParams, now: UnixMillis, done: &mut Exchanged) {
+        for row in self.rows.values_mut().filter(|row| row.place == Place::Scheduled && row.due <= now) {
+            row.place = Place::Ready;
+            row.changed_at = now;
         }
-        let mut found: Vec<(bool, UnixMillis, JobHandle, Lane)> = Vec::new();
-        for lane in params.lanes.iter() {
-            for (&job, row) in &self.rows {
-                let runnable = row.place == Place::Reserved || row.place == Place::Ready && row.due <= now;
-                if runnable && row.job.queue == lane.queue && row.job.contract == lane.declarations.contract {
-                    found.push((row.place != Place::Reserved, row.due, job, lane.clone()));
-                }
+        let most = usize::try_from(params.max).unwrap_or(usize::MAX);
+        let mut tx = self.begin(now);
+        let (mut page, mut seen) = (most, 0);
+        while done.claimed.len() < most && seen < MOST_CANDIDATES {
+            let mut found = self.page(&params.lanes, Place::Reserved, page);
+            if found.is_empty() {
+                found = self.page(&params.lanes, Place::Ready, page);
             }
-        }
-        found.sort_by_key(|(fresh, due, job, _)| (*fresh, *due, *job));
-        let max = usize::try_from(params.max).unwrap_or(usize::MAX);
-        for (_, _, job, lane) in found {
-            if done.claimed.len() >= max {
-                done.more = true;
+            if found.is_empty() {
                 break;
             }
-            self.claim_one(tx, host, job, lane, done);
+            seen += found.len();
+            self.name_keys(&found);
+            for (job, lane) in found {
+                if done.claimed.len() < most {
+                    self.claim_one(&mut tx, host, job, lane, done);
+                }
+            }
+            self.hand_on_further(&mut tx);
+            page = (page * 2).clamp(64, 1024);
+        }
+        self.commit(tx);
+        done.more = done.claimed.len() >= most || seen >= MOST_CANDIDATES;
+    }
+
+    fn page(&self, lanes: &[Lane], place: Place, most: usize) -> Vec<(JobHandle, Lane)> {
+        let mut found: Vec<_> = self
+            .rows
+            .iter()
+            .filter(|(_, row)| row.place == place)
+            .filter_map(|(&job, row)| {
+                let mut lanes = lanes.iter();
+                let lane = lanes.find(|lane| row.job.queue == lane.queue && row.job.contract == lane.declarations.contract)?;
+                Some((row.due, job, lane.clone()))
+            })
+            .collect();
+        found.sort_by_key(|(due, job, _)| (*due, *job));
+        found.truncate(most);
+        found.into_iter().map(|(_, job, lane)| (job, lane)).collect()
+    }
+
+    /// Keys get their numbers, and with them their place in the global order (C4), when a page that needs them is read.
+    fn name_keys(&mut self, page: &[(JobHandle, Lane)]) {
+        let mut texts = BTreeSet::new();
+        for (job, lane) in page {
+            let Some(row) = self.rows.get(job).filter(|row| row.keys.is_none()) else { continue };
+            let stamp = row.stamp.clone().unwrap_or_else(|| Arc::new(resolve(&row.job.explicit, &lane.declarations)));
+            texts.extend(render(row, &stamp).unwrap_or_default());
+        }
+        for text in texts {
+            self.intern(&text);
         }
     }
 
@@ -1040,7 +1097,7 @@ impl Model {
                 done.parked_again += u32::from(again);
                 if !again {
                     self.note(job, tx.now, "Requeued", &format!("{refusal:?}"), None);
-                    self.count("requeued", Some("key-full"));
+                    self.count("requeued", Some("concurrency"));
                 }
                 // A void reservation is freed before its job stands in line again.
                 let effects_first = self.journal.len();
@@ -1057,7 +1114,7 @@ impl Model {
                 self.note(job, tx.now, "Deleted", &message, None);
                 self.write(tx);
                 self.end(tx, job, Place::Deleted, Some(&message), false);
-                self.count("deleted", Some("key-full"));
+                self.count("deleted", Some("skip"));
                 done.skipped += 1;
             }
         }
@@ -1107,11 +1164,7 @@ impl Model {
         let Some(row) = self.rows.get(&job) else { return Ok(Vec::new()) };
         let mut keys = match &row.keys {
             Some(keys) if !broken!(self, StampAgain) => keys.clone(),
-            _ => {
-                let payload = JsonPayload::parse(&row.job.payload).map_err(|error| error.to_string())?;
-                let texts: std::result::Result<Vec<_>, _> = rules.keys.iter().map(|key| key.render(&payload)).collect();
-                texts.map_err(|error| error.to_string())?.iter().map(|text| self.intern(text)).collect()
-            }
+            _ => render(row, stamp)?.iter().map(|text| self.intern(text)).collect(),
         };
         keys.sort_unstable();
         keys.dedup();
@@ -1189,6 +1242,12 @@ impl Model {
     }
 }
 
+fn render(row: &Row, stamp: &Stamp) -> std::result::Result<Vec<String>, String> {
+    let Some(rules) = stamp.concurrency.as_ref().map(|stamped| &stamped.value) else { return Ok(Vec::new()) };
+    let payload = JsonPayload::parse(&row.job.payload).map_err(|error| error.to_string())?;
+    rules.keys.iter().map(|key| key.render(&payload).map_err(|error| error.to_string())).collect()
+}
+
 /// What no row can hold.
 fn poison(settle: &Settle) -> Option<String> {
     if let Ending::Completed { result: Some(result) } = &settle.ending
@@ -1214,11 +1273,9 @@ impl Model {
             }
             (place, _) if place.state().is_final() => CommandVerdict::NotNow(place.state()),
             _ => {
-                self.note(job, now, "Deleted", "cancelled", None);
                 let mut tx = self.begin(now);
-                self.end(&mut tx, job, Place::Deleted, Some("cancelled"), broken!(self, DeleteWithoutHandOn));
+                self.end_cancelled(&mut tx, job, None);
                 self.commit(tx);
-                self.count("deleted", Some("cancelled"));
                 CommandVerdict::Done
             }
         }
@@ -1244,7 +1301,8 @@ impl Model {
             (row.result, row.error) = (None, None);
         }
         self.journal.push(Event::Requeued(job));
-        self.note(job, now, "Enqueued", "requeued by an operator", None);
+        self.note(job, now, "Requeued", "by an operator", None);
+        self.count("requeued", Some("manual"));
         CommandVerdict::Done
     }
 

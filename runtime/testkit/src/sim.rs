@@ -21,7 +21,7 @@ use warp_domain::policy::{Concurrency, ConcurrencyKind, Declared, Mode, OnRetry,
 use warp_domain::resolve::Declarations;
 use warp_domain::{ClaimToken, Digest, HostId, JobHandle, JobId, UnixMillis};
 use warp_store::{
-    ClaimParams, EnqueueVerdict, ExchangeParams, HostInfo, NewJob, RunOutput, Served, Settle, SettleVerdict, StateChange, StateWrite,
+    ClaimParams, EnqueueVerdict, ExchangeParams, HostInfo, Lane, NewJob, RunOutput, Served, Settle, SettleVerdict, StateChange, StateWrite,
     StoreErrorKind,
 };
 
@@ -218,7 +218,7 @@ pub fn report(plan: &Plan, failure: Box<Failure>) -> String {
     text
 }
 
-fn policy(rng: &mut Rng) -> Declared {
+pub(crate) fn policy(rng: &mut Rng) -> Declared {
     let order = if rng.chance(40) { Order::Fifo } else { Order::Any };
     let limit = [1, 1, 2, 2, 3][rng.below(5)];
     let templates = ["a", "b", "c", "{k}", "{l}"];
@@ -278,6 +278,7 @@ impl Sim {
         {
             sim.model.mutation = plan.mutation;
         }
+        sim.model.splits_batches = rng.chance(70);
         for host in &mut sim.hosts {
             host.serves = (0..CONTRACTS).filter(|_| rng.chance(80)).collect();
         }
@@ -681,6 +682,14 @@ impl Sim {
     fn arrive(&mut self, at: usize) -> Result<(), Broken> {
         let Some(mut params) = self.hosts[at].in_flight.take() else { return Ok(()) };
         params.now = self.at();
+        // A host publishes less only when no claim of it is under way.
+        if let (Some(claim), Some(row)) = (&mut params.claim, self.model.hosts.get(&params.host)) {
+            let is_published = |lane: &Lane| {
+                let mut contracts = row.served.iter().map(|served| &served.declarations.contract);
+                contracts.any(|contract| *contract == lane.declarations.contract)
+            };
+            claim.lanes = claim.lanes.iter().filter(|lane| is_published(lane)).cloned().collect();
+        }
         let expected: Vec<_> = params.settles.iter().map(|settle| self.expect(params.host, settle)).collect();
         match self.model.exchange(&params) {
             Ok(done) => {
@@ -788,8 +797,8 @@ impl Sim {
                 break;
             }
             self.now += 1_000;
-            for at in 0..self.hosts.len() {
-                if arrivals[at] == round {
+            for (at, &arrival) in arrivals.iter().enumerate() {
+                if arrival == round {
                     self.arrive(at)?;
                     self.check()?;
                 }

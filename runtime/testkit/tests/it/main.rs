@@ -3,3 +3,4 @@
 mod explore;
 mod mutations;
 mod sim;
+mod store;

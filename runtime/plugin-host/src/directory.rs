@@ -516,8 +516,9 @@ impl Directory {
 
     fn refuse(&mut self, file: &str, reasons: Vec<Refusal>) {
         self.files.entry(file.to_owned()).or_default();
-        if !self.set_newest(file, Newest::Refused(reasons.clone())) {
-            // Known already: saying it again at every look would hide what is new.
+        let changed = self.set_newest(file, Newest::Refused(reasons.clone()));
+        if !changed && reasons.iter().any(|reason| reason.kind == RefusalKind::Taken) {
+            // Judged again because of other files, not because of this one: nothing is new about it.
             return;
         }
         let kept =

@@ -27,7 +27,8 @@ use crate::registry::PluginVersion;
 use crate::runner::Runnable;
 use crate::{Caps, Engine, PluginHostError};
 
-/// The interfaces that a guest may import, as the linker of `host` defines them. A test compares the two.
+/// The interfaces that a guest may import. Whoever adds one to the linker of `host` adds it here; the engine links
+/// what is listed, so one too many is refused later and in worse words, and one too few refuses guests that would run.
 pub const OFFERED: &[&str] = &[
     "warp:job/types@1.0.0",
     "warp:job/log@1.0.0",

@@ -18,7 +18,7 @@ async fn trapped(payload: &str, caps: Caps) -> String {
 async fn memory() {
     let text = trapped("alloc 4096", Caps { memory: 32 << 20, ..Caps::default() }).await;
     assert!(text.starts_with("memory cap of 32MiB exceeded: the guest asked for 3"), "{text}");
-    assert!(text.contains("hostile::"), "the backtrace says who asked: {text}");
+    assert!(text.contains("hostile.wasm!handle"), "the backtrace says who asked: {text}");
 
     let hostile = runnable_on(&engine(), "hostile", Permissions::default(), Caps { memory: 32 << 20, ..Caps::default() }).await;
     let (outcome, stats, _) = run(&hostile, "alloc 20").await;

@@ -127,8 +127,9 @@ async fn a_spinning_guest_with_files_is_stopped_like_any_other() {
     let ((outcome, _), ()) = tokio::join!(run_it, stop_it);
     assert_eq!(outcome, Outcome::Observed(Observed::Cancelled));
 
+    let never = Arc::default();
     tokio::select! {
-        _ = run_with(&reader, "print-then-spin ready", &recorder, &Arc::default()) => panic!("it spins for ever"),
+        _ = run_with(&reader, "print-then-spin ready", &recorder, &never) => panic!("it spins for ever"),
         () = recorder.heard.notified() => {}
     }
     assert_eq!(run(&reader, "ok").await.0, Outcome::Said(Said::Completed(None)));

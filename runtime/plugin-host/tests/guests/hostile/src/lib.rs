@@ -73,10 +73,12 @@ impl Guest for Hostile {
                         std::io::stdout().flush().expect("writable");
                     }
                 }
+                std::io::stdout().flush().expect("writable");
                 Ok(None)
             }
             "print-long-line" => {
                 print!("{}", "y".repeat(number(rest) as usize));
+                std::io::stdout().flush().expect("writable");
                 Ok(None)
             }
             "print-both" => {
@@ -84,6 +86,8 @@ impl Guest for Hostile {
                 eprintln!("to stderr");
                 log::write(log::Level::Warn, "to log", &[("key".to_owned(), "two words".to_owned())]);
                 print!("without an end");
+                // A handler that returns ends no process, so nothing else writes out what its language buffers.
+                std::io::stdout().flush().expect("writable");
                 Ok(None)
             }
 

@@ -1,6 +1,6 @@
 //! How many claim-and-settle pairs a second the driver does, with history kept and durable commits.
 //!
-//! `cargo run --release -p warp-store-sqlite --example throughput [jobs] [batch]` prints one line per workload: jobs
+//! `cargo run --release -p warp-store-sqlite --example throughput [jobs] [batch] [keys]` prints one line per workload: jobs
 //! without a key, on a hundred mutex keys, on one.
 
 use std::sync::Arc;
@@ -20,7 +20,8 @@ async fn main() -> Result<(), Error> {
     let mut arguments = std::env::args().skip(1);
     let jobs: u128 = arguments.next().map_or(Ok(100_000), |text| text.parse())?;
     let batch: u32 = arguments.next().map_or(Ok(256), |text| text.parse())?;
-    for keys in [0, 100, 1] {
+    let only: Option<u128> = arguments.next().map(|text| text.parse()).transpose()?;
+    for keys in [0, 100, 1].into_iter().filter(|keys| only.is_none_or(|only| only == *keys)) {
         measure(jobs.min(if keys == 1 { 5_000 } else { u128::MAX }), batch, keys).await?;
     }
     Ok(())
@@ -56,7 +57,7 @@ async fn measure(jobs: u128, batch: u32, keys: u128) -> Result<(), Error> {
     let host = store.register(HostInfo { name: "bench".into(), version: "0".into(), now }).await?;
     store.serve(host, vec![Served { declarations: declarations.clone() }]).await?;
     let lanes: Arc<[Lane]> = Arc::new([Lane { queue: "default".into(), declarations }]);
-    let started = Instant::now();
+    let (started, cpu_before) = (Instant::now(), cpu());
     let (mut settles, mut done, mut exchanges) = (Vec::new(), 0u128, 0u32);
     while done < jobs {
         let claim = Some(ClaimParams { lanes: lanes.clone(), max: batch });
@@ -76,11 +77,18 @@ async fn measure(jobs: u128, batch: u32, keys: u128) -> Result<(), Error> {
     }
     let took = started.elapsed();
     println!(
-        "{keys:>4} keys: {:>7.0} enqueues/s, {:>7.0} claim+settle/s ({jobs} jobs in {took:.2?}, {exchanges} exchanges)",
+        "{keys:>4} keys: {:>7.0} enqueues/s, {:>7.0} claim+settle/s ({jobs} jobs in {took:.2?}, {exchanges} exchanges, {:.1} µs of CPU each)",
         jobs as f64 / enqueued.as_secs_f64(),
         jobs as f64 / took.as_secs_f64(),
+        (cpu() - cpu_before).as_secs_f64() * 1e6 / jobs as f64,
     );
     Ok(())
+}
+
+/// What this process has used: on a busy machine the only figure that can be compared.
+fn cpu() -> Duration {
+    let used = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::new(u64::try_from(used.tv_sec).unwrap_or(0), u32::try_from(used.tv_nsec).unwrap_or(0))
 }
 
 fn mutex() -> Result<Concurrency, Error> {

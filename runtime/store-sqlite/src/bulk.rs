@@ -36,10 +36,15 @@ impl Row<'_> {
 impl Bulk {
     /// `before (VALUES …) WHERE column1 IS NOT NULL after`, with so many columns. The first is never NULL.
     pub(crate) fn new(before: &str, arity: usize, after: &str) -> Self {
+        Bulk::selecting("*", before, arity, after)
+    }
+
+    /// The same with columns of its own choice over `column1`, `column2` and so on.
+    pub(crate) fn selecting(columns: &str, before: &str, arity: usize, after: &str) -> Self {
         let row = format!("({})", vec!["?"; arity].join(","));
         let texts = SHAPES.map(|rows| {
             let values = vec![row.as_str(); rows].join(",");
-            format!("{before} SELECT * FROM (VALUES {values}) WHERE column1 IS NOT NULL {after}").into()
+            format!("{before} SELECT {columns} FROM (VALUES {values}) WHERE column1 IS NOT NULL {after}").into()
         });
         Bulk { arity, texts }
     }

@@ -7,6 +7,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
+use serde::Deserialize;
 use sqlx::Row as _;
 use warp_domain::ending::{Ending, FailedReason};
 use warp_domain::ledger::{Candidate, Ledger, Refusal, Verdict, Want};
@@ -14,11 +15,11 @@ use warp_domain::policy::{Declared, Stamp};
 use warp_domain::resolve::resolve;
 use warp_domain::{ClaimToken, HostId, JobHandle, JobId, KeyId, UnixMillis};
 use warp_store::codec::JsonPayload;
-use warp_store::{ClaimParams, Claimed, Exchanged, Lane};
+use warp_store::{ClaimParams, Claimed, Exchanged, Lane, StoreErrorKind};
 
 use crate::enqueue::{read_id, read_metadata};
 use crate::error::Fault;
-use crate::rows::{Audit, Event, Place, STATE_COLUMNS, StateRow, json_numbers, state_columns};
+use crate::rows::{Audit, Event, Place, StateRow, json_numbers, read_keys};
 use crate::settle::{self, Exit};
 use crate::work::Work;
 
@@ -30,12 +31,18 @@ const MOST_CANDIDATES: usize = 20_000;
 
 /// A page of one place over many lanes: each lane's oldest by its own limit, merged, cut, then joined to the job.
 /// A lane that was cut by its limit hides nobody, since that limit alone fills the page.
+///
+/// The page comes as one JSON text. A row of the driver costs a hand-over between threads and an allocation for each
+/// column, which together is more than SQLite's own work on it. What a fresh job does not have is one NULL.
 macro_rules! candidates {
     ($index:literal, $place:literal) => {
         concat!(
-            "SELECT ",
-            state_columns!(),
-            ", j.id, j.payload, j.metadata, j.trace_parent, j.explicit, j.created_at FROM (",
+            "SELECT json_group_array(json_array(s.handle, s.lane, s.due, s.is_unique, ",
+            "CASE WHEN s.stamp IS NOT NULL OR s.run > 0 THEN json_array(s.run, s.attempt, s.deaths, s.stamp, s.digest, ",
+            "s.keys, s.ticket, s.parked_on, s.refusal, s.settled) END, ",
+            "hex(j.id), j.created_at, j.payload, ",
+            "CASE WHEN coalesce(j.metadata, j.trace_parent, j.explicit) IS NOT NULL ",
+            "THEN json_array(j.metadata, j.trace_parent, j.explicit) END)) FROM (",
             "SELECT r.handle, r.due FROM json_each(?1) l CROSS JOIN job_state r WHERE r.handle IN (",
             "SELECT i.handle FROM job_state i INDEXED BY ",
             $index,
@@ -43,7 +50,7 @@ macro_rules! candidates {
             $place,
             " AND i.lane = l.value ORDER BY i.due, i.handle LIMIT ?2",
             ") ORDER BY r.due, r.handle LIMIT ?2",
-            ") c CROSS JOIN job_state s ON s.handle = c.handle CROSS JOIN job j ON j.handle = c.handle ORDER BY s.due, s.handle"
+            ") c CROSS JOIN job_state s ON s.handle = c.handle CROSS JOIN job j ON j.handle = c.handle"
         )
     };
 }
@@ -51,6 +58,19 @@ macro_rules! candidates {
 pub(crate) const READY: &str = candidates!("state_ready", "1");
 /// Index: `state_reserved`, one range per lane.
 pub(crate) const RESERVED: &str = candidates!("state_reserved", "3");
+
+/// One element of a page.
+#[derive(Deserialize)]
+struct Candidates(i64, i64, i64, i64, Option<Past>, String, i64, String, Option<Extra>);
+
+/// What a row has once it has been started or parked: run, attempt, deaths, stamp, digest, keys, ticket, the key it
+/// was woken for, refusal, settled token.
+#[derive(Deserialize)]
+struct Past(u32, u32, u32, Option<i64>, Option<i64>, Option<String>, Option<i64>, Option<i64>, Option<String>, Option<i64>);
+
+/// Metadata, trace parent, explicit policy.
+#[derive(Default, Deserialize)]
+struct Extra(Option<String>, Option<String>, Option<i64>);
 
 /// A row that may be claimed, with what a run needs.
 struct Found {
@@ -116,9 +136,9 @@ pub(crate) async fn claim(
     let mut page = i64::from(params.max).min(LARGEST_PAGE);
     let mut seen = 0;
     loop {
-        let mut found = claim.page(work, RESERVED, &lanes, page).await?;
+        let mut found = claim.page(work, Place::Reserved, &lanes, page).await?;
         if found.is_empty() {
-            found = claim.page(work, READY, &lanes, page).await?;
+            found = claim.page(work, Place::Ready, &lanes, page).await?;
         }
         if found.is_empty() {
             break;
@@ -136,25 +156,30 @@ pub(crate) async fn claim(
 }
 
 impl Claim<'_> {
-    async fn page(&mut self, work: &mut Work, query: &'static str, lanes: &str, limit: i64) -> Result<Vec<Found>, Fault> {
-        let rows = sqlx::query(query).bind(lanes.to_owned()).bind(limit).fetch_all(&mut work.conn).await?;
-        let mut found = Vec::with_capacity(rows.len());
-        for row in &rows {
-            let state = StateRow::read(row)?;
-            let Some(lane) = self.lane_ids.iter().position(|lane| *lane == state.lane) else { continue };
-            let explicit = row.try_get(STATE_COLUMNS + 4)?;
-            let policy = self.policy(work, &state, lane, explicit).await?;
-            found.push(Found {
-                row: state,
-                id: read_id(row.try_get(STATE_COLUMNS)?)?,
-                payload: row.try_get(STATE_COLUMNS + 1)?,
-                metadata: row.try_get(STATE_COLUMNS + 2)?,
-                trace_parent: row.try_get(STATE_COLUMNS + 3)?,
-                created_at: UnixMillis(row.try_get(STATE_COLUMNS + 5)?),
-                lane,
-                policy,
-            });
+    async fn page(&mut self, work: &mut Work, place: Place, lanes: &str, limit: i64) -> Result<Vec<Found>, Fault> {
+        let query = if place == Place::Reserved { RESERVED } else { READY };
+        let row = sqlx::query(query).bind(lanes.to_owned()).bind(limit).fetch_one(&mut work.conn).await?;
+        let page: Vec<Candidates> = serde_json::from_str(row.try_get(0)?)
+            .map_err(|error| Fault::Said(StoreErrorKind::Internal, format!("a page of candidates: {error}")))?;
+        let mut found = Vec::with_capacity(page.len());
+        for Candidates(handle, lane_id, due, is_unique, past, id, created_at, payload, extra) in page {
+            let Some(lane) = self.lane_ids.iter().position(|lane| *lane == lane_id) else { continue };
+            let mut row = StateRow::new(handle, lane_id, None, UnixMillis(due), is_unique != 0);
+            row.place = place;
+            if let Some(Past(run, attempt, deaths, stamp, digest, keys, ticket, parked_on, refusal, settled)) = past {
+                (row.run, row.attempt, row.deaths, row.stamp, row.digest) = (run, attempt, deaths, stamp, digest);
+                row.keys = read_keys(keys.as_deref())?;
+                row.ticket = ticket.map(i64::cast_unsigned);
+                row.parked_on = parked_on.map(KeyId);
+                (row.refusal, row.settled) = (refusal, settled);
+            }
+            let Extra(metadata, trace_parent, explicit) = extra.unwrap_or_default();
+            let policy = self.policy(work, &row, lane, explicit).await?;
+            let id = u128::from_str_radix(&id, 16).map(JobId);
+            let id = id.map_err(|error| Fault::Said(StoreErrorKind::Internal, format!("the id of job {handle}: {error}")))?;
+            found.push(Found { row, id, payload, metadata, trace_parent, created_at: UnixMillis(created_at), lane, policy });
         }
+        found.sort_unstable_by_key(|found| (found.row.due, found.row.handle));
         Ok(found)
     }
 

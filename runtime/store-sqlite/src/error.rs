@@ -11,6 +11,8 @@ pub(crate) enum Fault {
     Sql(sqlx::Error),
     /// This driver says so.
     Said(StoreErrorKind, String),
+    /// A row was not what this process remembered; the command starts again from the file.
+    Outdated,
 }
 
 impl From<sqlx::Error> for Fault {
@@ -25,6 +27,7 @@ impl Fault {
         match self {
             Fault::Sql(error) => classify(error),
             Fault::Said(kind, _) => *kind,
+            Fault::Outdated => StoreErrorKind::Internal,
         }
     }
 
@@ -38,6 +41,7 @@ impl Fault {
     pub(crate) fn text(&self, path: &Path) -> String {
         match self {
             Fault::Said(_, text) => text.clone(),
+            Fault::Outdated => "a running row was changed behind this process".to_owned(),
             Fault::Sql(error) => describe(error, path),
         }
     }

@@ -169,6 +169,34 @@ impl StateRow {
         JobHandle(self.handle)
     }
 
+    /// Every column, in order.
+    fn put(&self, row: &mut crate::bulk::Row<'_>) -> Result<(), Fault> {
+        let StateRow {
+            handle,
+            lane,
+            place,
+            due,
+            run,
+            attempt,
+            deaths,
+            is_unique,
+            stamp,
+            digest,
+            keys,
+            ticket,
+            parked_on,
+            refusal,
+            token,
+            settled,
+            host,
+            changed_at,
+        } = self;
+        row.put(*handle)?.put(*lane)?.put(*place as i64)?.put(*due)?.put(*run)?.put(*attempt)?.put(*deaths)?.put(*is_unique)?;
+        row.put(*stamp)?.put(*digest)?.put(write_keys(keys))?.put(ticket.map(u64::cast_signed))?;
+        row.put(parked_on.map(|key| key.0))?.put(refusal.clone())?.put(*token)?.put(*settled)?.put(*host)?.put(*changed_at)?;
+        Ok(())
+    }
+
     /// Whether Skip has been decided: once, before its first start or parking.
     pub(crate) fn has_started(&self) -> bool {
         self.stamp.is_some()
@@ -278,6 +306,9 @@ pub(crate) struct OutcomeRow {
     pub(crate) dropped_bytes: i64,
 }
 
+const ALL_STATE_COLUMNS: &str = "INSERT INTO job_state (handle, lane, place, due, run, attempt, deaths, is_unique, stamp, digest, keys, ticket, parked_on, refusal, token, settled, host, changed_at)";
+const SET_ALL_STATE_COLUMNS: &str = "ON CONFLICT (handle) DO UPDATE SET place = excluded.place, due = excluded.due, run = excluded.run, attempt = excluded.attempt, deaths = excluded.deaths, is_unique = excluded.is_unique, stamp = excluded.stamp, digest = excluded.digest, keys = excluded.keys, ticket = excluded.ticket, parked_on = excluded.parked_on, refusal = excluded.refusal, token = excluded.token, settled = excluded.settled, host = excluded.host, changed_at = excluded.changed_at";
+
 /// Every statement that writes many rows, built once.
 pub(crate) struct Statements {
     pub(crate) jobs: Bulk,
@@ -285,7 +316,10 @@ pub(crate) struct Statements {
     pub(crate) unique_keys: Bulk,
     pub(crate) keys: Bulk,
     pub(crate) contracts: Bulk,
+    completed: Bulk,
+    started: Bulk,
     states: Bulk,
+    ends: Bulk,
     free_unique: Bulk,
     free_slots: Bulk,
     take_slots: Bulk,
@@ -306,12 +340,28 @@ impl Statements {
             unique_keys: Bulk::new("INSERT INTO unique_key (key, job)", 2, ""),
             keys: Bulk::new("INSERT INTO conc_key (key)", 1, "ON CONFLICT (key) DO NOTHING"),
             contracts: Bulk::new("INSERT INTO host_contract (host, contract)", 2, "ON CONFLICT DO NOTHING"),
+            // The place is that of a run in both: where the row is missing after all, nothing looks as if it had ended.
+            completed: Bulk::selecting(
+                "*, 4",
+                "INSERT INTO job_state (handle, lane, due, settled, changed_at, place)",
+                5,
+                "ON CONFLICT (handle) DO UPDATE SET place = 10, settled = excluded.settled, token = NULL, host = NULL, is_unique = 0, changed_at = excluded.changed_at \
+                 WHERE job_state.place = 4 AND job_state.token = excluded.settled",
+            ),
+            started: Bulk::selecting(
+                "*, 4",
+                "INSERT INTO job_state (handle, lane, due, run, attempt, stamp, digest, token, host, changed_at, place)",
+                10,
+                "ON CONFLICT (handle) DO UPDATE SET place = 4, run = excluded.run, attempt = excluded.attempt, stamp = excluded.stamp, digest = excluded.digest, \
+                 token = excluded.token, host = excluded.host, changed_at = excluded.changed_at",
+            ),
             // An upsert finds its row by the primary key and changes it in one pass; `UPDATE … FROM` collects
             // all rows in a temporary table first.
-            states: Bulk::new(
-                "INSERT INTO job_state (handle, lane, place, due, run, attempt, deaths, is_unique, stamp, digest, keys, ticket, parked_on, refusal, token, settled, host, changed_at)",
+            states: Bulk::new(ALL_STATE_COLUMNS, STATE_COLUMNS, SET_ALL_STATE_COLUMNS),
+            ends: Bulk::new(
+                ALL_STATE_COLUMNS,
                 STATE_COLUMNS,
-                "ON CONFLICT (handle) DO UPDATE SET place = excluded.place, due = excluded.due, run = excluded.run, attempt = excluded.attempt, deaths = excluded.deaths, is_unique = excluded.is_unique, stamp = excluded.stamp, digest = excluded.digest, keys = excluded.keys, ticket = excluded.ticket, parked_on = excluded.parked_on, refusal = excluded.refusal, token = excluded.token, settled = excluded.settled, host = excluded.host, changed_at = excluded.changed_at",
+                &format!("{SET_ALL_STATE_COLUMNS} WHERE job_state.place = 4 AND job_state.token = excluded.settled"),
             ),
             free_unique: Bulk::new("DELETE FROM unique_key WHERE job IN (", 1, ")"),
             free_slots: Bulk::new("DELETE FROM slot WHERE job IN (", 1, ")"),
@@ -343,6 +393,7 @@ impl Statements {
 #[derive(Debug, Default)]
 pub(crate) struct Writes {
     states: Vec<StateRow>,
+    ends: Vec<StateRow>,
     audits: Vec<(i64, Audit)>,
     outcomes: Vec<OutcomeRow>,
     logs: Vec<(i64, i64, RunNumber, LogLine)>,
@@ -364,6 +415,20 @@ impl Writes {
             _ => self.runnable.remove(&row.handle),
         };
         self.states.push(row);
+    }
+
+    /// The end of a run. It is written only where the run still goes on under the token that the row now has in
+    /// `settled` (C1); else the flush fails with [`Fault::Outdated`].
+    pub(crate) fn end(&mut self, row: StateRow) {
+        if row.place == Place::Ready {
+            self.runnable.insert(row.handle);
+        }
+        self.ends.push(row);
+    }
+
+    /// Rows to be written.
+    pub(crate) fn states(&self) -> impl Iterator<Item = &StateRow> {
+        self.states.iter().chain(&self.ends)
     }
 
     /// Whether somebody should look for work.
@@ -429,39 +494,46 @@ impl Writes {
 
     /// Writes everything. Rows come before moves: what was parked in this batch may have been woken in it.
     pub(crate) async fn flush(&mut self, with: &Statements, conn: &mut SqliteConnection) -> Result<(), Fault> {
-        let Writes { states, audits, outcomes, logs, progress, free_unique, free_slots, take_slots, moves, unblocks, blocks, runnable } =
-            std::mem::take(self);
+        let Writes {
+            states,
+            ends,
+            audits,
+            outcomes,
+            logs,
+            progress,
+            free_unique,
+            free_slots,
+            take_slots,
+            moves,
+            unblocks,
+            blocks,
+            runnable,
+        } = std::mem::take(self);
         self.runnable = runnable;
         let one = |job: &i64, row: &mut crate::bulk::Row<'_>| row.put(*job).map(drop);
         with.free_unique.run(conn, &free_unique, one).await?;
-        with.states
-            .run(conn, &states, |state, row| {
-                let StateRow {
-                    handle,
-                    lane,
-                    place,
-                    due,
-                    run,
-                    attempt,
-                    deaths,
-                    is_unique,
-                    stamp,
-                    digest,
-                    keys,
-                    ticket,
-                    parked_on,
-                    refusal,
-                    token,
-                    settled,
-                    host,
-                    changed_at,
-                } = state;
-                row.put(*handle)?.put(*lane)?.put(*place as i64)?.put(*due)?.put(*run)?.put(*attempt)?.put(*deaths)?.put(*is_unique)?;
-                row.put(*stamp)?.put(*digest)?.put(write_keys(keys))?.put(ticket.map(u64::cast_signed))?;
-                row.put(parked_on.map(|key| key.0))?.put(refusal.clone())?.put(*token)?.put(*settled)?.put(*host)?.put(*changed_at)?;
+        let narrow = |row: &StateRow| row.keys.is_empty();
+        let (completed, ended): (Vec<_>, Vec<_>) = ends.into_iter().partition(|row| row.place == Place::Completed && narrow(row));
+        let (started, states): (Vec<_>, Vec<_>) = states.into_iter().partition(|row| row.place == Place::Running && narrow(row));
+        let mut written = with
+            .completed
+            .run(conn, &completed, |state, row| {
+                row.put(state.handle)?.put(state.lane)?.put(state.due)?.put(state.settled)?.put(state.changed_at)?;
                 Ok(())
             })
             .await?;
+        written += with.ends.run(conn, &ended, StateRow::put).await?;
+        if written != (completed.len() + ended.len()) as u64 {
+            return Err(Fault::Outdated);
+        }
+        with.started
+            .run(conn, &started, |state, row| {
+                row.put(state.handle)?.put(state.lane)?.put(state.due)?.put(state.run)?.put(state.attempt)?;
+                row.put(state.stamp)?.put(state.digest)?.put(state.token)?.put(state.host)?.put(state.changed_at)?;
+                Ok(())
+            })
+            .await?;
+        with.states.run(conn, &states, StateRow::put).await?;
         with.free_slots.run(conn, &free_slots, one).await?;
         with.take_slots
             .run(conn, &take_slots, |(key, number, job, limit, since), row| {

@@ -45,6 +45,11 @@ pub(crate) async fn settle_all(work: &mut Work, host: HostId, settles: &[Settle]
                 work.keep_piece().await?;
                 verdicts.extend(done);
             }
+            // What this process remembered of a run is not true any more: from the file, then.
+            Err(Fault::Outdated) => {
+                work.undo_piece(before).await?;
+                pieces.push(piece);
+            }
             Err(fault) if matches!(fault.kind(), StoreErrorKind::Invalid | StoreErrorKind::Internal) => {
                 let reason = fault.text(work.path());
                 work.undo_piece(before).await?;
@@ -88,7 +93,7 @@ fn failed_as_poison(reason: &str) -> Ending {
 }
 
 async fn settle(work: &mut Work, host: HostId, settles: &[Settle], now: UnixMillis) -> Result<Vec<SettleVerdict>, Fault> {
-    let mut rows = load(work, settles.iter().map(|settle| settle.handle.0)).await?;
+    let mut rows = load(work, settles).await?;
     let mut ledger = work.ledger();
     let is_mine =
         |settle: &Settle, row: &StateRow| row.place == Place::Running && row.token == Some(settle.token.0) && row.host == Some(host.0);
@@ -117,14 +122,27 @@ async fn settle(work: &mut Work, host: HostId, settles: &[Settle], now: UnixMill
     Ok(verdicts)
 }
 
-async fn load(work: &mut Work, handles: impl Iterator<Item = i64>) -> Result<HashMap<i64, Loaded>, Fault> {
+async fn load(work: &mut Work, settles: &[Settle]) -> Result<HashMap<i64, Loaded>, Fault> {
+    let mut loaded = HashMap::with_capacity(settles.len());
+    // Nobody but its host ends a run, so what this process wrote when it claimed is what stands there, unless
+    // somebody wants a run cancelled. The guard of the write tells when that is wrong.
+    if sqlx::query("SELECT 1 FROM cancel_request LIMIT 1").fetch_optional(&mut work.conn).await?.is_none() {
+        for settle in settles {
+            if let Some(row) = work.running.get(&settle.handle.0).filter(|row| row.token == Some(settle.token.0)) {
+                loaded.insert(row.handle, Loaded { row: row.clone(), cancelled_by: None });
+            }
+        }
+    }
+    let handles: Vec<_> = settles.iter().map(|settle| settle.handle.0).filter(|handle| !loaded.contains_key(handle)).collect();
+    if handles.is_empty() {
+        return Ok(loaded);
+    }
     let rows = sqlx::query(SETTLED_ROWS).bind(json_numbers(handles)).fetch_all(&mut work.conn).await?;
-    rows.iter()
-        .map(|row| {
-            let loaded = Loaded { row: StateRow::read(row)?, cancelled_by: row.try_get(crate::rows::STATE_COLUMNS)? };
-            Ok((loaded.row.handle, loaded))
-        })
-        .collect()
+    for row in &rows {
+        let read = Loaded { row: StateRow::read(row)?, cancelled_by: row.try_get(crate::rows::STATE_COLUMNS)? };
+        loaded.insert(read.row.handle, read);
+    }
+    Ok(loaded)
 }
 
 /// One run that is this host's: where it goes, and what is written with it.
@@ -333,7 +351,6 @@ pub(crate) async fn end(
         work.writes.outcome(OutcomeRow { job: row.handle, result, error, dropped_lines: 0, dropped_bytes: 0 });
     }
     leave(work, ledger, row, was_running, new_turn).await?;
-    row.token = None;
     row.host = None;
     row.changed_at = now.0;
     finish(work, row);
@@ -390,5 +407,11 @@ pub(crate) fn finish(work: &mut Work, row: &mut StateRow) {
             work.writes.free_unique(row.handle);
         }
     }
-    work.writes.state(row.clone());
+    if row.settled.is_some() && row.settled == row.token {
+        row.token = None;
+        work.writes.end(row.clone());
+    } else {
+        row.token = None;
+        work.writes.state(row.clone());
+    }
 }

@@ -10,7 +10,7 @@ use warp_domain::{Digest, UnixMillis};
 use warp_store::{StoreErrorKind, codec};
 
 use crate::error::Fault;
-use crate::rows::{Audit, Statements, Writes};
+use crate::rows::{Audit, Place, StateRow, Statements, Writes};
 
 /// More names than this are forgotten at once; they are a cache, and a lane or policy costs a few hundred bytes.
 const MOST_NAMES: usize = 10_000;
@@ -47,6 +47,9 @@ pub(crate) struct Work {
     pub(crate) counters: HashMap<String, i64>,
     stored_sequence: Sequence,
     names: Names,
+    /// Rows of runs that this process has claimed, as they were written. Every write that ends one is guarded by its
+    /// token, so an entry that somebody else has made untrue is noticed and read again.
+    pub(crate) running: HashMap<i64, StateRow>,
     path: Arc<PathBuf>,
     latest: UnixMillis,
     announce: bool,
@@ -63,6 +66,7 @@ impl Work {
             counters: HashMap::new(),
             stored_sequence: nothing,
             names: Names::default(),
+            running: HashMap::new(),
             path,
             latest: UnixMillis(0),
             announce: false,
@@ -169,6 +173,7 @@ impl Work {
     }
 
     fn forget_uncommitted(&mut self) {
+        self.running.clear();
         if self.names.uncommitted {
             self.names = Names::default();
         }
@@ -199,6 +204,13 @@ impl Work {
 
     /// Writes what has been decided, so that the next query sees it.
     pub(crate) async fn flush(&mut self) -> Result<(), Fault> {
+        for row in self.writes.states() {
+            if row.place == Place::Running {
+                self.running.insert(row.handle, row.clone());
+            } else {
+                self.running.remove(&row.handle);
+            }
+        }
         self.writes.flush(&self.statements, &mut self.conn).await
     }
 

@@ -67,7 +67,7 @@ fn a_directory_that_others_may_write_to_is_not_used() {
 async fn what_is_no_component_is_refused_with_a_reason() {
     for bytes in [&b""[..], b"\0asm\x01\0\0\0", b"\0asm\x0d\0\x01\0garbage", &guest("small")[..1000]] {
         let code = CodeLoader::new(engine(), None, Duration::from_secs(300)).expect("a thread");
-        let error = code.component(bytes.into(), digest(bytes)).await.err().expect("it is none").to_string();
+        let error = code.component(bytes.into(), digest(bytes)).await.expect_err("it is none").to_string();
         assert!(error.starts_with("failed to compile: "), "{error}");
     }
 }

@@ -51,8 +51,8 @@ async fn a_component_that_spins_in_its_start_code_ends_too() {
     assert!(matches!(ends(task).await, Outcome::Observed(Observed::HandedBack(_))));
 }
 
-/// The third layer: on a runtime of one thread the runner is polled only when the guest yields, and here nobody
-/// wakes it, because the flag is set without the notification by whoever holds the thread.
+/// With one thread, the guest holds what everybody else needs, and gives it back only at its ticks. It was checked
+/// by hand that this passes with either layer alone: the guest that yields, and the guest that asks and traps.
 #[tokio::test(flavor = "current_thread")]
 async fn a_spinning_guest_is_stopped_from_another_thread_while_it_holds_the_only_one() {
     let hostile = hostile().await;

@@ -27,7 +27,7 @@ use crate::work::Work;
 const PAGE: i64 = 64;
 const LARGEST_PAGE: i64 = 1024;
 /// Candidates that one exchange looks at. With more of them it answers `more` and is called again.
-const MOST_CANDIDATES: usize = 20_000;
+const MOST_CANDIDATES: usize = 8_192;
 
 /// A page of one place over many lanes: each lane's oldest by its own limit, merged, cut, then joined to the job.
 /// A lane that was cut by its limit hides nobody, since that limit alone fills the page.
@@ -109,6 +109,7 @@ struct Claim<'a> {
 /// Claims up to `params.max` rows for `host`.
 pub(crate) async fn claim(
     work: &mut Work,
+    ledger: Ledger,
     host: HostId,
     params: &ClaimParams,
     now: UnixMillis,
@@ -125,7 +126,7 @@ pub(crate) async fn claim(
         lane_ids: Vec::with_capacity(params.lanes.len()),
         digests: Vec::with_capacity(params.lanes.len()),
         plain: vec![None; params.lanes.len()],
-        ledger: work.ledger(),
+        ledger,
         skips: Vec::new(),
     };
     for lane in params.lanes.iter() {

@@ -22,10 +22,13 @@ pub(crate) async fn exchange(work: &mut Work, params: ExchangeParams) -> Result<
     let ExchangeParams { host, now, settles, claim } = params;
     work.latest(now);
     work.check_host(host).await?;
-    let mut exchanged = Exchanged { settled: settle::settle_all(work, host, &settles, now).await?, ..Exchanged::default() };
+    // One view of the keys for both halves: what an end freed is what a claim finds.
+    let mut ledger = work.ledger();
+    let settled = settle::settle_all(work, &mut ledger, host, &settles, now).await?;
+    let mut exchanged = Exchanged { settled, ..Exchanged::default() };
     if let Some(claim) = claim {
         let full = activate(work, now).await?;
-        claim::claim(work, host, &claim, now, &mut exchanged).await?;
+        claim::claim(work, ledger, host, &claim, now, &mut exchanged).await?;
         exchanged.more |= full;
     }
     exchanged.next_due = work.next_due().await?;

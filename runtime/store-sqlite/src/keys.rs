@@ -16,20 +16,27 @@ use crate::error::Fault;
 use crate::rows::{Place, json_numbers, read_keys};
 use crate::work::Work;
 
-/// Waiters of a key that are loaded at first. Most transactions look at the oldest one only.
+/// Waiters of a key that are loaded again.
 const LINE: u32 = 4;
-/// Waiters that are loaded when those are used up.
+/// Waiters that are loaded when the first ones are used up.
 const LONG_LINE: u32 = 256;
 
-/// The oldest waiters of many keys that a live host can run. Index: `state_parked`, read in its own order.
-pub(crate) const HEADS_OF_LINES: &str = "SELECT s.parked_on, s.handle, s.ticket, s.stamp, s.keys \
-     FROM json_each(?) k CROSS JOIN job_state s \
-     WHERE s.handle IN ( \
-       SELECT w.handle FROM job_state w INDEXED BY state_parked \
-       WHERE w.place = 2 AND w.parked_on = k.value \
-         AND EXISTS (SELECT 1 FROM lane l JOIN host_contract c ON c.contract = l.contract WHERE l.id = w.lane) \
-       ORDER BY w.ticket LIMIT ?) \
-     ORDER BY s.parked_on, s.ticket";
+/// Admin limits, slots, blockers and the oldest waiters of many keys, each as one JSON text: a row of the driver costs
+/// more than SQLite's work on it. `json_array_length` tells one key from several.
+///
+/// Indexes: `conc_key_limited`, the primary keys of `slot` and `blocker`, `state_parked` in its own order.
+pub(crate) const KEYS: &str = "SELECT \
+     (SELECT json_group_array(json_array(c.id, c.admin_limit)) FROM conc_key c INDEXED BY conc_key_limited \
+      WHERE c.admin_limit IS NOT NULL AND c.id IN (SELECT value FROM json_each(?1))), \
+     (SELECT json_group_array(json_array(t.key, t.number, t.job, t.stamped, s.place)) \
+      FROM json_each(?1) k CROSS JOIN slot t ON t.key = k.value CROSS JOIN job_state s ON s.handle = t.job), \
+     (SELECT json_group_array(json_array(b.key, b.ticket, b.job)) FROM json_each(?1) k CROSS JOIN blocker b ON b.key = k.value), \
+     (SELECT json_group_array(json_array(s.parked_on, s.ticket, s.handle, s.stamp, json_array_length(s.keys) > 1)) \
+      FROM json_each(?1) k CROSS JOIN job_state s WHERE s.handle IN ( \
+        SELECT w.handle FROM job_state w INDEXED BY state_parked \
+        WHERE w.place = 2 AND w.parked_on = k.value \
+          AND EXISTS (SELECT 1 FROM lane l JOIN host_contract c ON c.contract = l.contract WHERE l.id = w.lane) \
+        ORDER BY w.ticket LIMIT ?2))";
 
 /// Further waiters of one key, behind a ticket. Index: `state_parked`.
 pub(crate) const REST_OF_LINE: &str = "SELECT w.parked_on, w.handle, w.ticket, w.stamp, w.keys \
@@ -44,10 +51,15 @@ impl Work {
         Ledger::new(BTreeMap::new(), self.sequence.ticket.cast_unsigned())
     }
 
-    /// Loads the keys that the ledger does not know yet.
+    /// Loads the keys that the ledger does not know yet. A key that is named more often gets a longer part of its
+    /// line: each release may hand on one waiter.
     pub(crate) async fn load_keys(&mut self, ledger: &mut Ledger, keys: impl IntoIterator<Item = KeyId>) -> Result<(), Fault> {
-        let missing: BTreeSet<KeyId> = keys.into_iter().filter(|key| ledger.key(*key).is_none()).collect();
-        self.load(ledger, missing, LINE).await
+        let mut missing: BTreeMap<KeyId, u32> = BTreeMap::new();
+        for key in keys.into_iter().filter(|key| ledger.key(*key).is_none()) {
+            *missing.entry(key).or_insert(1) += 1;
+        }
+        let depth = missing.values().copied().max().unwrap_or(0).min(LONG_LINE);
+        self.load(ledger, missing.into_keys().collect(), depth).await
     }
 
     /// Loads keys as they stand now, whatever the ledger knew of them. All its decisions must be written.
@@ -88,7 +100,7 @@ impl Work {
         self.flush().await
     }
 
-    /// Reads keys with admin limit, slots, blockers and the head of the line, in four statements for all.
+    /// Reads keys with admin limit, slots, blockers and the head of the line, in one statement for all.
     ///
     /// Indexes: `conc_key_limited`, the primary keys of `slot` and `blocker`, `state_parked` for the line.
     /// Waiters that no live host can run are left out, which is what passing them over means (B7).
@@ -98,50 +110,39 @@ impl Work {
         }
         let wanted = json_numbers(keys.iter().map(|key| key.0));
         let mut states: BTreeMap<KeyId, KeyState> = keys.into_iter().map(|key| (key, KeyState::default())).collect();
-        for row in sqlx::query(
-            "SELECT id, admin_limit FROM conc_key INDEXED BY conc_key_limited WHERE admin_limit IS NOT NULL AND id IN (SELECT value FROM json_each(?))",
-        )
-        .bind(wanted.clone())
-        .fetch_all(&mut self.conn)
-        .await?
-        {
-            if let Some(state) = states.get_mut(&KeyId(row.try_get(0)?)) {
-                state.admin_limit = Some(row.try_get(1)?);
-            }
+        let row = sqlx::query(KEYS).bind(wanted).bind(depth).fetch_one(&mut self.conn).await?;
+        let damaged = |error: serde_json::Error| Fault::Said(StoreErrorKind::Internal, format!("the rows of a key: {error}"));
+        let limits: Vec<(i64, u32)> = serde_json::from_str(row.try_get(0)?).map_err(damaged)?;
+        let slots: Vec<(i64, u32, i64, u32, i64)> = serde_json::from_str(row.try_get(1)?).map_err(damaged)?;
+        let blockers: Vec<(i64, i64, i64)> = serde_json::from_str(row.try_get(2)?).map_err(damaged)?;
+        let mut line: Vec<(i64, i64, i64, Option<i64>, i64)> = serde_json::from_str(row.try_get(3)?).map_err(damaged)?;
+        for (key, limit) in limits {
+            states.entry(KeyId(key)).or_default().admin_limit = Some(limit);
         }
-        for row in sqlx::query(
-            "SELECT t.key, t.number, t.job, t.stamped, s.place FROM json_each(?) k CROSS JOIN slot t ON t.key = k.value \
-             CROSS JOIN job_state s ON s.handle = t.job ORDER BY t.key, t.number",
-        )
-        .bind(wanted.clone())
-        .fetch_all(&mut self.conn)
-        .await?
-        {
-            if let Some(state) = states.get_mut(&KeyId(row.try_get(0)?)) {
-                state.slots.push(Slot {
-                    number: row.try_get(1)?,
-                    job: JobHandle(row.try_get(2)?),
-                    limit: row.try_get(3)?,
-                    reserved: row.try_get::<i64, _>(4)? == Place::Reserved as i64,
-                });
-            }
+        for (key, number, job, limit, place) in slots {
+            let reserved = place == Place::Reserved as i64;
+            states.entry(KeyId(key)).or_default().slots.push(Slot { number, job: JobHandle(job), limit, reserved });
         }
-        for row in sqlx::query("SELECT b.key, b.ticket, b.job FROM json_each(?) k CROSS JOIN blocker b ON b.key = k.value")
-            .bind(wanted.clone())
-            .fetch_all(&mut self.conn)
-            .await?
-        {
-            if let Some(state) = states.get_mut(&KeyId(row.try_get(0)?)) {
-                state.blockers.push((row.try_get::<i64, _>(1)?.cast_unsigned(), JobHandle(row.try_get(2)?)));
-            }
+        for (key, ticket, job) in blockers {
+            states.entry(KeyId(key)).or_default().blockers.push((ticket.cast_unsigned(), JobHandle(job)));
         }
-        let rows = sqlx::query(HEADS_OF_LINES).bind(wanted).bind(depth).fetch_all(&mut self.conn).await?;
-        for row in rows {
-            let waiter = self.read_waiter(&row).await?;
-            if let Some(state) = states.get_mut(&KeyId(row.try_get(0)?)) {
-                state.line.push(waiter);
-                state.more_waiters = state.line.len() >= depth as usize;
-            }
+        line.sort_unstable();
+        for (key, ticket, job, stamp, several_keys) in line {
+            let job = JobHandle(job);
+            let concurrency = self.concurrency_of(job, stamp).await?;
+            let state = states.entry(KeyId(key)).or_default();
+            state.line.push(Waiter {
+                job,
+                ticket: ticket.cast_unsigned(),
+                limit: concurrency.limit,
+                weight: concurrency.weight,
+                several_keys: several_keys != 0,
+                claimable: true,
+            });
+            state.more_waiters = state.line.len() >= depth as usize;
+        }
+        for state in states.values_mut() {
+            state.slots.sort_unstable_by_key(|slot| slot.number);
         }
         for (key, state) in states {
             ledger.load(key, state);
@@ -159,7 +160,7 @@ impl Work {
         Ok(waiters)
     }
 
-    /// A row of [`HEADS_OF_LINES`] or [`REST_OF_LINE`].
+    /// A row of [`REST_OF_LINE`].
     async fn read_waiter(&mut self, row: &SqliteRow) -> Result<Waiter, Fault> {
         let job = JobHandle(row.try_get(1)?);
         let concurrency = self.concurrency_of(job, row.try_get(3)?).await?;

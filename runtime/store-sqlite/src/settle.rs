@@ -31,7 +31,13 @@ struct Loaded {
 
 /// Ends runs; one verdict each, in order. A settle whose data the database refuses is isolated by halving the
 /// batch, and its job Failed; the others are written.
-pub(crate) async fn settle_all(work: &mut Work, host: HostId, settles: &[Settle], now: UnixMillis) -> Result<Vec<SettleVerdict>, Fault> {
+pub(crate) async fn settle_all(
+    work: &mut Work,
+    ledger: &mut Ledger,
+    host: HostId,
+    settles: &[Settle],
+    now: UnixMillis,
+) -> Result<Vec<SettleVerdict>, Fault> {
     let mut verdicts = Vec::with_capacity(settles.len());
     // A stack of pieces still to do, the next one last.
     let mut pieces = vec![settles];
@@ -40,7 +46,7 @@ pub(crate) async fn settle_all(work: &mut Work, host: HostId, settles: &[Settle]
             continue;
         }
         let before = work.piece().await?;
-        match settle(work, host, piece, now).await {
+        match settle(work, ledger, host, piece, now).await {
             Ok(done) => {
                 work.keep_piece().await?;
                 verdicts.extend(done);
@@ -48,13 +54,15 @@ pub(crate) async fn settle_all(work: &mut Work, host: HostId, settles: &[Settle]
             // What this process remembered of a run is not true any more: from the file, then.
             Err(Fault::Outdated) => {
                 work.undo_piece(before).await?;
+                *ledger = work.ledger();
                 pieces.push(piece);
             }
             Err(fault) if matches!(fault.kind(), StoreErrorKind::Invalid | StoreErrorKind::Internal) => {
                 let reason = fault.text(work.path());
                 work.undo_piece(before).await?;
+                *ledger = work.ledger();
                 match piece {
-                    [one] => verdicts.push(poison(work, host, one, &reason, now).await?),
+                    [one] => verdicts.push(poison(work, ledger, host, one, &reason, now).await?),
                     _ => {
                         let (first, second) = piece.split_at(piece.len() / 2);
                         pieces.push(second);
@@ -69,7 +77,14 @@ pub(crate) async fn settle_all(work: &mut Work, host: HostId, settles: &[Settle]
 }
 
 /// Fails a job whose end cannot be stored, writing nothing else of it.
-async fn poison(work: &mut Work, host: HostId, settle: &Settle, reason: &str, now: UnixMillis) -> Result<SettleVerdict, Fault> {
+async fn poison(
+    work: &mut Work,
+    ledger: &mut Ledger,
+    host: HostId,
+    settle: &Settle,
+    reason: &str,
+    now: UnixMillis,
+) -> Result<SettleVerdict, Fault> {
     let bare = Settle {
         handle: settle.handle,
         token: settle.token,
@@ -80,7 +95,7 @@ async fn poison(work: &mut Work, host: HostId, settle: &Settle, reason: &str, no
         state: Vec::new(),
         took: settle.took,
     };
-    let verdict = self::settle(work, host, std::slice::from_ref(&bare), now).await?;
+    let verdict = self::settle(work, ledger, host, std::slice::from_ref(&bare), now).await?;
     Ok(match verdict.first() {
         Some(SettleVerdict::Settled) => SettleVerdict::Poison,
         Some(other) => *other,
@@ -92,9 +107,14 @@ fn failed_as_poison(reason: &str) -> Ending {
     Ending::Failed { message: format!("the end of the run cannot be stored: {reason}"), reason: FailedReason::Unacceptable }
 }
 
-async fn settle(work: &mut Work, host: HostId, settles: &[Settle], now: UnixMillis) -> Result<Vec<SettleVerdict>, Fault> {
+async fn settle(
+    work: &mut Work,
+    ledger: &mut Ledger,
+    host: HostId,
+    settles: &[Settle],
+    now: UnixMillis,
+) -> Result<Vec<SettleVerdict>, Fault> {
     let mut rows = load(work, settles).await?;
-    let mut ledger = work.ledger();
     let is_mine =
         |settle: &Settle, row: &StateRow| row.place == Place::Running && row.token == Some(settle.token.0) && row.host == Some(host.0);
     let keys: Vec<_> = settles
@@ -102,20 +122,20 @@ async fn settle(work: &mut Work, host: HostId, settles: &[Settle], now: UnixMill
         .filter_map(|settle| rows.get(&settle.handle.0).filter(|loaded| is_mine(settle, &loaded.row)))
         .flat_map(|loaded| loaded.row.keys.iter().copied())
         .collect();
-    work.load_keys(&mut ledger, keys).await?;
+    work.load_keys(ledger, keys).await?;
     let mut children = Vec::new();
     let mut verdicts = Vec::with_capacity(settles.len());
     for settle in settles {
         let verdict = match rows.get_mut(&settle.handle.0) {
             Some(Loaded { row, cancelled_by }) if is_mine(settle, row) => {
-                settle_one(work, &mut ledger, row, cancelled_by.as_deref(), settle, &mut children, now).await?
+                settle_one(work, ledger, row, cancelled_by.as_deref(), settle, &mut children, now).await?
             }
             Some(Loaded { row, .. }) if row.settled == Some(settle.token.0) => SettleVerdict::Repeated,
             _ => SettleVerdict::Late,
         };
         verdicts.push(verdict);
     }
-    work.write_decisions(&mut ledger, now).await?;
+    work.write_decisions(ledger, now).await?;
     if !children.is_empty() {
         enqueue::enqueue(work, children, now).await?;
     }

@@ -19,7 +19,7 @@ use tokio::sync::Notify;
 use warp_domain::ending::{Outcome, Said};
 use warp_domain::{Digest, JobId};
 use warp_pipeline::{AttemptInfo, Child, ChildRefused, Handler, HostCalls, Level, StateFault, StateOp, StateReply, StopReason, StopSignal};
-use warp_plugin_host::{Caps, CodeLoader, Engine, EngineConfig, Permissions, Runnable};
+use warp_plugin_host::{Caps, CodeLoader, Directory, Engine, EngineConfig, Permissions, Runnable};
 
 const ATTEMPTS: usize = 20_000;
 const STOPS: usize = 100;
@@ -154,15 +154,19 @@ async fn measure(noop: &str, hostile: &str) -> Result<(), Box<dyn std::error::Er
     for pooling in [true, false] {
         let engine = Engine::new(&EngineConfig { pooling, ..EngineConfig::default() })?;
         let code = CodeLoader::new(Arc::clone(&engine), None, Duration::from_secs(300))?;
-        let noop = load(&engine, &code, noop).await?;
+        let with_files = Directory { host: std::env::temp_dir(), guest: "/in".to_owned(), writable: false };
+        let with_files = Permissions { files: vec![with_files], ..Permissions::default() };
+        let own_thread = load(&engine, &code, noop, with_files).await?;
+        let noop = load(&engine, &code, noop, Permissions::default()).await?;
         println!("\nguest memory {}", if pooling { "pooled" } else { "on demand" });
         for at_once in [1, 2] {
-            for (name, handler) in [("native", Arc::new(Native) as Arc<dyn Handler>), ("component", Arc::new(Wasm(Arc::clone(&noop))))] {
+            let wasm = |runnable: &Arc<Runnable>| Arc::new(Wasm(Arc::clone(runnable))) as Arc<dyn Handler>;
+            for (name, handler) in [("native", Arc::new(Native) as _), ("component", wasm(&noop)), ("with files", wasm(&own_thread))] {
                 let (median, p99, per_second) = attempts(handler, at_once).await;
                 println!("  {name:<10} {at_once} at once: median {median:>8.1} µs, p99 {p99:>8.1} µs, {per_second:>9.0} a second");
             }
         }
-        let hostile = load(&engine, &code, hostile).await?;
+        let hostile = load(&engine, &code, hostile, Permissions::default()).await?;
         for payload in ["print-then-spin ready", "sleep 1000000"] {
             let (median, p99) = stops(&hostile, payload).await;
             println!("  stop of `{payload}`: median {:>6.2} ms, p99 {:>6.2} ms", median / 1e3, p99 / 1e3);
@@ -171,9 +175,14 @@ async fn measure(noop: &str, hostile: &str) -> Result<(), Box<dyn std::error::Er
     Ok(())
 }
 
-async fn load(engine: &Arc<Engine>, code: &CodeLoader, path: &str) -> Result<Arc<Runnable>, Box<dyn std::error::Error>> {
+async fn load(
+    engine: &Arc<Engine>,
+    code: &CodeLoader,
+    path: &str,
+    permissions: Permissions,
+) -> Result<Arc<Runnable>, Box<dyn std::error::Error>> {
     let bytes = std::fs::read(path)?;
     let digest = Digest(Sha256::digest(&bytes).into());
     let component = code.component(bytes.into(), digest).await?;
-    Ok(Arc::new(Runnable::new(Arc::clone(engine), &component, digest, Permissions::default(), Caps::default())?))
+    Ok(Arc::new(Runnable::new(Arc::clone(engine), &component, digest, permissions, Caps::default())?))
 }

@@ -27,7 +27,7 @@ use warp_domain::Digest;
 use warp_domain::ending::{Observed, Outcome, Said};
 use warp_domain::units::format_size;
 use warp_pipeline::{AttemptInfo, HostCalls, StopReason, StopSignal};
-use wasmtime::component::Component;
+use wasmtime::component::{Component, ResourceTableError};
 use wasmtime::{PoolConcurrencyLimitError, Store, Trap, UpdateDeadline, WasmBacktrace};
 use wasmtime_wasi::I32Exit;
 
@@ -307,6 +307,9 @@ fn cause(error: &wasmtime::Error, caps: &Caps) -> String {
     }
     if let Some(I32Exit(code)) = error.downcast_ref() {
         return format!("the guest called exit({code}) instead of returning");
+    }
+    if let Some(ResourceTableError::Full) = error.downcast_ref() {
+        return format!("more than {} files, streams and timers were open at once", caps.resources);
     }
     match error.downcast_ref::<Trap>() {
         Some(Trap::StackOverflow) => "stack exhausted".to_owned(),

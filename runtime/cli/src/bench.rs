@@ -246,7 +246,8 @@ fn job(surroundings: &System, contract: &str, number: u64) -> NewJob {
 
 fn limited(kind: ConcurrencyKind, key: &str, limit: u32) -> Outcome<Declared> {
     let key = key.parse().map_err(|error| Failure::usage(format!("{error}")))?;
-    let concurrency = Concurrency { kind, keys: vec![key], limit, weight: 1, mode: Mode::Wait, order: Order::Any, on_retry: OnRetry::Block };
+    let concurrency =
+        Concurrency { kind, keys: vec![key], limit, weight: 1, mode: Mode::Wait, order: Order::Any, on_retry: OnRetry::Block };
     Ok(Declared { concurrency: Some(concurrency), ..Declared::default() })
 }
 

@@ -37,7 +37,8 @@ async fn serve(args: &RunArgs, config: &Config, guests: tokio::runtime::Handle) 
     let path = database::file(config)?;
     let store = Arc::new(SqliteStore::open(OpenOptions { path: path.clone(), create: true, migrate: true }).await?);
     let loader = hosting::loader(config.workers.value, &config.cache.value)?;
-    let plugins = PluginDir::open(PluginDirConfig::new(config.plugins.value.clone(), hosting::grants(config)), loader);
+    // Dropping it would end the watching, so it lives as long as the host.
+    let plugins = Arc::new(PluginDir::open(PluginDirConfig::new(config.plugins.value.clone(), hosting::grants(config)), loader));
     let registry = Arc::clone(plugins.registry());
 
     let (stop, stopped) = watch::channel(StopLevel::Run);
@@ -55,13 +56,14 @@ async fn serve(args: &RunArgs, config: &Config, guests: tokio::runtime::Handle) 
     let host = Host::new(host_config, Arc::<SqliteStore>::clone(&store), catalog, surroundings, guests, stopped);
     let numbers = host.numbers();
     let signals = tokio::spawn(listen(stop.clone()));
-    let idle = args.until_idle.then(|| tokio::spawn(stop_when_idle(stop.clone(), store, plugins, registry)));
+    let idle = args.until_idle.then(|| tokio::spawn(stop_when_idle(stop.clone(), store, Arc::clone(&plugins), registry)));
     let begin = Instant::now();
     let Stopped { abandoned, deregistered } = host.run().await?;
     signals.abort();
     if let Some(idle) = idle {
         idle.abort();
     }
+    drop(plugins);
     let report = numbers.report();
     let runs = text::count(report.settled, "run");
     text::note(format!("stopped after {} and {runs}", text::rough(begin.elapsed())));
@@ -114,8 +116,8 @@ async fn listen(stop: watch::Sender<StopLevel>) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Stops the host when nothing is left that it runs or could run. It keeps the plugins directory open meanwhile.
-async fn stop_when_idle(stop: watch::Sender<StopLevel>, store: Arc<SqliteStore>, plugins: PluginDir, registry: Arc<Registry>) {
+/// Stops the host when nothing is left that it runs or could run.
+async fn stop_when_idle(stop: watch::Sender<StopLevel>, store: Arc<SqliteStore>, plugins: Arc<PluginDir>, registry: Arc<Registry>) {
     plugins.settled().await;
     loop {
         tokio::time::sleep(Duration::from_millis(200)).await;

@@ -63,7 +63,7 @@ pub enum Command {
     Hosts(HostsCommand),
     /// Count jobs by state, and what has happened so far
     Status,
-    /// Show the plugins in the directory and whether each would load, without running anything
+    /// Show the plugins in the directory and whether each would load; runs nothing
     Plugins(PluginsArgs),
     /// Grant a plugin what its manifest asks for, by writing it into warp.toml
     Grant(GrantArgs),
@@ -673,6 +673,14 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_exit_code_is_explained() {
+        use crate::failure::Exit;
+        let codes = EXIT_CODES.lines().skip(1).map(|line| line.trim().split(' ').next().unwrap_or_default().to_owned());
+        let known = [Exit::Runtime, Exit::Usage, Exit::NotFound, Exit::Refused, Exit::Unavailable].map(|exit| (exit as u8).to_string());
+        assert_eq!(codes.collect::<Vec<_>>(), [&["0".to_owned()][..], &known].concat());
     }
 
     #[test]

@@ -119,16 +119,7 @@ pub struct Config {
 impl Config {
     /// How long ended jobs are kept.
     pub fn retention(&self) -> Retention {
-        Retention {
-            completed: self.retention_completed.value,
-            deleted: self.retention_deleted.value,
-            failed: self.retention_failed.value,
-        }
-    }
-
-    /// A path of `warp.toml`, such as a granted directory, as this process can open it.
-    pub fn beside_file(&self, path: &Path) -> PathBuf {
-        beside(&self.file, path)
+        Retention { completed: self.retention_completed.value, deleted: self.retention_deleted.value, failed: self.retention_failed.value }
     }
 
     /// Every setting as name, value and origin, in the order of the documentation.
@@ -181,9 +172,7 @@ impl Config {
                 LogFormat::Json => "json".to_owned(),
             }),
         ];
-        rows.extend(
-            grants.iter().map(|(name, (grant, origin))| (format!("grant.{name}"), grants::in_words(grant), origin.to_string())),
-        );
+        rows.extend(grants.iter().map(|(name, (grant, origin))| (format!("grant.{name}"), grants::in_words(grant), origin.to_string())));
         rows
     }
 }
@@ -276,9 +265,13 @@ fn resolve(file: &File, run: &RunArgs, plugins: Option<&Path>, url: Option<&str>
     };
     let retention = Retention::default();
     let config = Config {
-        database_url: layers.get("database_url", "WARP_DATABASE_URL", Some(("--database-url", url)), "sqlite:warp.db".to_owned(), |url| {
-            Ok(url.to_owned())
-        })?,
+        database_url: layers.get(
+            "database_url",
+            "WARP_DATABASE_URL",
+            Some(("--database-url", url)),
+            "sqlite:warp.db".to_owned(),
+            |url| Ok(url.to_owned()),
+        )?,
         plugins: layers.path("plugins", "WARP_PLUGINS", ("--plugins", plugins_flag.as_deref()), "plugins")?,
         cache: layers.path("cache", "WARP_CACHE", ("--cache", text(&run.cache).as_deref()), ".warp-cache")?,
         workers: layers.get(
@@ -289,7 +282,8 @@ fn resolve(file: &File, run: &RunArgs, plugins: Option<&Path>, url: Option<&str>
             |text| at_most(text, 1, MOST_WORKERS),
         )?,
         queues: layers.get("queues", "WARP_QUEUES", Some(("--queues", run.queues.as_deref())), vec!["default".to_owned()], queue_names)?,
-        prefetch: layers.get("prefetch", "WARP_PREFETCH", Some(("--prefetch", run.prefetch.as_deref())), 1024, |text| at_most(text, 0, 10_000))?,
+        prefetch: layers
+            .get("prefetch", "WARP_PREFETCH", Some(("--prefetch", run.prefetch.as_deref())), 1024, |text| at_most(text, 0, 10_000))?,
         grace: layers.get("grace", "WARP_GRACE", Some(("--grace", run.grace.as_deref())), Duration::from_secs(30), span)?,
         lease: layers.get("lease", "WARP_LEASE", Some(("--lease", run.lease.as_deref())), Duration::from_secs(15), |text| {
             let lease = span(text)?;
@@ -304,20 +298,19 @@ fn resolve(file: &File, run: &RunArgs, plugins: Option<&Path>, url: Option<&str>
         retention_failed: layers.get("retention.failed", "WARP_RETENTION_FAILED", None, retention.failed, keep)?,
         default_retry: layers.get("defaults.retry", "WARP_DEFAULT_RETRY", None, None, |text| args::parse_retry(text).map(Some))?,
         default_timeout: layers.get("defaults.timeout", "WARP_DEFAULT_TIMEOUT", None, None, |text| args::parse_timeout(text).map(Some))?,
-        log_level: layers.get(
-            "log.level",
-            "WARP_LOG",
-            Some(("--log-level", run.log_level.as_deref())),
-            "info".to_owned(),
-            |text| Ok(text.to_owned()),
-        )?,
-        log_format: layers.get("log.format", "WARP_LOG_FORMAT", Some(("--log-format", run.log_format.as_deref())), LogFormat::Text, |text| {
-            match text {
+        log_level: layers
+            .get("log.level", "WARP_LOG", Some(("--log-level", run.log_level.as_deref())), "info".to_owned(), |text| Ok(text.to_owned()))?,
+        log_format: layers.get(
+            "log.format",
+            "WARP_LOG_FORMAT",
+            Some(("--log-format", run.log_format.as_deref())),
+            LogFormat::Text,
+            |text| match text {
                 "text" => Ok(LogFormat::Text),
                 "json" => Ok(LogFormat::Json),
                 other => Err(format!("{other:?} is not a log format; write `text` or `json`")),
-            }
-        })?,
+            },
+        )?,
         grants: file.grants.clone(),
         file: file.path.clone(),
         file_is_manifest: false,
@@ -477,7 +470,6 @@ impl File {
         }
         Ok(())
     }
-
 
     /// A relative SQLite path of the file is relative to the file.
     fn anchored_url(&self, url: Setting<String>) -> Setting<String> {
@@ -667,8 +659,8 @@ files = { in = { host = "./photos", mode = "read" } }
         let config = resolved("plugins = 'p'\ndatabase_url = 'sqlite:j.db'", &[], &[]).expect("a good file");
         assert_eq!(config.plugins.value, Path::new("conf/p"));
         assert_eq!(config.database_url.value, "sqlite:conf/j.db");
-        assert_eq!(config.beside_file(Path::new("./in")), Path::new("conf/./in"));
-        assert_eq!(config.beside_file(Path::new("/in")), Path::new("/in"));
+        let absolute = resolved("plugins = '/p'", &[], &[]).expect("a good file");
+        assert_eq!(absolute.plugins.value, Path::new("/p"));
         let config = resolved("", &[("WARP_PLUGINS", "p")], &[]).expect("a good variable");
         assert_eq!(config.plugins.value, Path::new("p"));
     }
@@ -678,7 +670,10 @@ files = { in = { host = "./photos", mode = "read" } }
         let file = |text: &str| resolved(text, &[], &[]).expect_err(text);
         let cases = [
             ("worker = 3", "conf/warp.toml:1: unknown key `worker`; the nearest that exists is `workers`"),
-            ("\n[retention]\ncomplete = '1d'", "conf/warp.toml:3: unknown key `retention.complete`; the nearest that exists is `retention.completed`"),
+            (
+                "\n[retention]\ncomplete = '1d'",
+                "conf/warp.toml:3: unknown key `retention.complete`; the nearest that exists is `retention.completed`",
+            ),
             ("retention.delete = '1d'", "conf/warp.toml:1: unknown key `retention.delete`; the nearest that exists is `retention.deleted`"),
             ("workers = '3'", "conf/warp.toml:1: workers: must be a whole number without quotes"),
             ("workers = 0", "conf/warp.toml:1: workers: \"0\" is not a number from 1 to 1024"),
@@ -693,7 +688,10 @@ files = { in = { host = "./photos", mode = "read" } }
             ("log = 3", "conf/warp.toml:1: log must be a table"),
             ("log.format = 'xml'", "conf/warp.toml:1: log.format: \"xml\" is not a log format; write `text` or `json`"),
             ("defaults.retry = { delays = ['1s'] }", "conf/warp.toml:1: defaults.retry: a retry needs `max`"),
-            ("defaults.retry = { max = 1, backoff = 2 }", "conf/warp.toml:1: defaults.retry: unknown key `backoff`; a retry has max, delays and jitter"),
+            (
+                "defaults.retry = { max = 1, backoff = 2 }",
+                "conf/warp.toml:1: defaults.retry: unknown key `backoff`; a retry has max, delays and jitter",
+            ),
             ("a = 1\na = 2", "conf/warp.toml:2: duplicate key"),
         ];
         for (text, expected) in cases {

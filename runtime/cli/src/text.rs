@@ -24,12 +24,7 @@ pub fn harmless(text: &str, lines: bool) -> String {
             '\u{7f}' => out.push('\u{2421}'),
             // C1 controls (some terminals obey U+009B as ESC [), bidirectional overrides and isolates, and the
             // separators that some viewers break lines at.
-            '\u{80}'..='\u{9f}'
-            | '\u{61c}'
-            | '\u{200e}'
-            | '\u{200f}'
-            | '\u{2028}'..='\u{202e}'
-            | '\u{2066}'..='\u{2069}' => {
+            '\u{80}'..='\u{9f}' | '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
                 let _ = write!(out, "\\u{{{:x}}}", u32::from(c));
             }
             _ => out.push(c),
@@ -54,14 +49,17 @@ pub fn short(text: &str, max: usize) -> String {
 }
 
 /// A table without borders: it reads well, and cuts well with other tools.
-pub fn table<const N: usize>(header: [&str; N], rows: impl IntoIterator<Item = [String; N]>) -> Table {
+pub fn table<const N: usize>(header: [&str; N], rows: impl IntoIterator<Item = [String; N]>) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(header);
     for row in rows {
         table.add_row(row.map(|cell| line(&cell)));
     }
-    table
+    table.column_iter_mut().for_each(|column| {
+        column.set_padding((0, 2));
+    });
+    table.lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>().join("\n")
 }
 
 /// How long ago or how long, in its two largest units: `3m 20s`.

@@ -63,7 +63,9 @@ fn chosen_contract(manifest: &Manifest, named: Option<&str>) -> Outcome<String> 
     let handled: Vec<_> = manifest.handled().map(|(contract, _)| contract).collect();
     match (named, handled.as_slice()) {
         (Some(named), _) if handled.contains(&named) => Ok(named.to_owned()),
-        (Some(named), _) => Err(Failure::not_found(format!("{} runs no contract `{named}`; it runs {}", manifest.file, handled.join(", ")))),
+        (Some(named), _) => {
+            Err(Failure::not_found(format!("{} runs no contract `{named}`; it runs {}", manifest.file, handled.join(", "))))
+        }
         (None, [only]) => Ok((*only).to_owned()),
         (None, _) => Err(Failure::usage(format!("{} runs {}; choose one with --contract", manifest.file, handled.join(", ")))),
     }

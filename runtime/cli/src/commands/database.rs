@@ -46,7 +46,9 @@ pub async fn open(config: &Config) -> Outcome<SqliteStore> {
     let path = file(config)?;
     if !path.exists() {
         let message = match path.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() && !parent.exists() => format!("the directory {} does not exist", parent.display()),
+            Some(parent) if !parent.as_os_str().is_empty() && !parent.exists() => {
+                format!("the directory {} does not exist", parent.display())
+            }
             _ => format!(
                 "there is no database {} (from {}); `warp-host migrate` creates it, and `warp-host run` does so by itself",
                 path.display(),

@@ -10,8 +10,8 @@ use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
 use warp_domain::JobId;
-use warp_domain::policy::{Concurrency, ConcurrencyKind, Declared, Mode, OnRetry, Order};
 use warp_domain::UnixMillis;
+use warp_domain::policy::{Concurrency, ConcurrencyKind, Declared, Mode, OnRetry, Order};
 use warp_store::codec::{JsonPayload, check_new_job};
 use warp_store::{EnqueueVerdict, MAX_PAYLOAD_BYTES, NewJob, Store, StoreErrorKind};
 
@@ -168,9 +168,7 @@ impl Batch<'_> {
         let own: HashSet<JobId> = jobs.iter().map(|job| job.id).collect();
         let (verdicts, repeated) = match self.store.enqueue(jobs.clone(), self.now).await {
             // Whether it was written is unknown; the ids tell, so it is safe to send the same jobs once more.
-            Err(error) if error.kind() == StoreErrorKind::OutcomeUnknown => {
-                (self.store.enqueue(jobs, self.now).await?, true)
-            }
+            Err(error) if error.kind() == StoreErrorKind::OutcomeUnknown => (self.store.enqueue(jobs, self.now).await?, true),
             answer => (answer?, false),
         };
         for (verdict, line) in verdicts.into_iter().zip(lines) {

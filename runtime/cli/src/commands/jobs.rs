@@ -205,7 +205,11 @@ fn policy_lines(stamp: &Stamp) -> Vec<String> {
     vec![
         family("concurrency", concurrency.as_ref().map(|c| (concurrency_text(&c.value), &c.source)), "none"),
         family("retry", retry.as_ref().map(|r| (retry_text(&r.value), &r.source)), "none declared: the default of the host that runs it"),
-        family("timeout", timeout.as_ref().map(|t| (timeout_text(&t.value), &t.source)), "none declared: the default of the host that runs it"),
+        family(
+            "timeout",
+            timeout.as_ref().map(|t| (timeout_text(&t.value), &t.source)),
+            "none declared: the default of the host that runs it",
+        ),
     ]
 }
 
@@ -222,10 +226,13 @@ fn waiting_lines(waiting: &Waiting, stamp: Option<&Stamp>, now: UnixMillis) -> V
             vec!["no live host runs its contract; start one with a plugin for it (`warp-host hosts list`, `warp-host plugins`)".to_owned()]
         }
         Waiting::ForKey { key, place, limit, limit_is_admin, refusal } => {
-            let mut lines = vec![format!("it waits for the key `{}`: {refusal}", key.key), format!("place        {place} of {} in line", key.waiting)];
+            let mut lines =
+                vec![format!("it waits for the key `{}`: {refusal}", key.key), format!("place        {place} of {} in line", key.waiting)];
             let source = stamp.and_then(|stamp| stamp.concurrency.as_ref()).map_or_else(|| "the job".to_owned(), |c| c.source.to_string());
             lines.push(if *limit_is_admin {
-                format!("limit        {limit}, set by an operator; it outranks what is stamped on the job (`warp-host limits set` changes it)")
+                format!(
+                    "limit        {limit}, set by an operator; it outranks what is stamped on the job (`warp-host limits set` changes it)"
+                )
             } else {
                 format!(
                     "limit        {limit}, stamped on the job from {source}; a new plugin version does not change it, an admin limit would \
@@ -246,7 +253,13 @@ fn holder_lines(key: &KeySeen, now: UnixMillis) -> Vec<String> {
         .take(SHOWN)
         .map(|holder| {
             let by = holder.host.as_deref().map_or_else(|| "reserved, not claimed yet".to_owned(), |host| format!("on {host}"));
-            format!("held by      {} ({}) {by}, for {}, at limit {}", holder.job, holder.contract, text::age(holder.since, now), holder.limit)
+            format!(
+                "held by      {} ({}) {by}, for {}, at limit {}",
+                holder.job,
+                holder.contract,
+                text::age(holder.since, now),
+                holder.limit
+            )
         })
         .collect();
     if key.holders.len() > SHOWN {

@@ -49,8 +49,7 @@ fn limit_in_force(key: &KeySeen) -> String {
     if let Some(limit) = key.admin_limit {
         return format!("{limit} (admin)");
     }
-    let mut limits: Vec<u32> =
-        key.holders.iter().map(|holder| holder.limit).chain(key.waiters.iter().map(|waiter| waiter.limit)).collect();
+    let mut limits: Vec<u32> = key.holders.iter().map(|holder| holder.limit).chain(key.waiters.iter().map(|waiter| waiter.limit)).collect();
     limits.sort_unstable();
     limits.dedup();
     limits.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")

@@ -21,12 +21,7 @@ pub async fn hosts(store: &dyn Store, as_json: bool, now: UnixMillis) -> Outcome
         return Ok(());
     }
     let row = |host: &HostSeen| {
-        [
-            host.name.clone(),
-            host.running.to_string(),
-            text::age(host.started_at, now),
-            format!("{} ago", text::age(host.renewed_at, now)),
-        ]
+        [host.name.clone(), host.running.to_string(), text::age(host.started_at, now), format!("{} ago", text::age(host.renewed_at, now))]
     };
     text::print(text::table(["HOST", "RUNNING", "UP FOR", "LAST HEARD"], hosts.iter().map(row)))
 }

@@ -73,7 +73,7 @@ pub fn plugins(config: &Config) -> Outcome {
     let warnings: Vec<_> = warnings.chain(&across.warnings).map(ToString::to_string).collect();
     let refusals = candidates.iter().flat_map(|candidate| &candidate.refusals).map(ToString::to_string);
     for said in refusals.chain(warnings) {
-        text::print(format!("\n{}", text::harmless(&said, true)))?;
+        text::print(format!("\n{}", text::harmless(said.trim_end(), true)))?;
     }
     Ok(())
 }
@@ -406,8 +406,7 @@ pub fn grant(args: &GrantArgs, config: &Config) -> Outcome {
         Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
         Err(error) => return Err(Failure::usage(format!("failed to read {}: {error}", path.display()))),
     };
-    let added =
-        grants::add(&before, &manifest, &dirs).map_err(|why| Failure::usage(format!("{}: {why}", path.display())))?;
+    let added = grants::add(&before, &manifest, &dirs).map_err(|why| Failure::usage(format!("{}: {why}", path.display())))?;
     if !args.dry_run && !added.changes.is_empty() {
         files::write_whole(path, added.text.as_bytes())
             .map_err(|error| Failure::from(error).context(format!("failed to write {}", path.display())))?;

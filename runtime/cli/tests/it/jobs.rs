@@ -240,7 +240,10 @@ fn ended_jobs_show_result_error_history_and_digest() {
     let failed = show(&ground, &id);
     insta::assert_snapshot!("failed-json", shape(&failed));
     let text = ground.run(&["jobs", "show", &id]).good();
-    assert!(text.contains("error        no such file") && text.contains(&DIGEST.short()) && text.contains("progress     rows 40 %"), "{text}");
+    assert!(
+        text.contains("error        no such file") && text.contains(&DIGEST.short()) && text.contains("progress     rows 40 %"),
+        "{text}"
+    );
     insta::assert_snapshot!("status-json", shape(&ground.run(&["status", "--json"]).json()));
     insta::assert_snapshot!("hosts-json", settled(&shape(&ground.run(&["hosts", "list", "--json"]).json()), &[]));
     let hosts = ground.run(&["hosts", "list"]).good();

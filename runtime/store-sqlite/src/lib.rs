@@ -23,6 +23,7 @@ mod exchange;
 mod hosts;
 mod keys;
 mod operator;
+mod presence;
 mod read;
 mod rows;
 mod schema;
@@ -46,6 +47,7 @@ use warp_store::{
     StateWrite, Store,
 };
 
+use crate::presence::Presence;
 use crate::changes::Changes;
 use crate::error::Fault;
 use crate::writer::Writer;
@@ -61,6 +63,7 @@ pub struct SqliteStore {
     readers: SqlitePool,
     changes: Arc<Changes>,
     watcher: JoinHandle<()>,
+    presence: Presence,
     path: PathBuf,
 }
 
@@ -84,7 +87,7 @@ impl SqliteStore {
             .max_connections(READERS)
             .idle_timeout(Duration::from_secs(60))
             .connect_lazy_with(schema::reader_options(&options.path));
-        Ok(SqliteStore { writer, readers, changes, watcher, path: options.path })
+        Ok(SqliteStore { writer, readers, changes, watcher, presence: Presence::new(&options.path), path: options.path })
     }
 
     /// The file.
@@ -113,7 +116,10 @@ impl Store for SqliteStore {
     }
 
     async fn register(&self, info: HostInfo) -> Result<HostId> {
-        self.writer.run("register a host", move |work| Box::pin(hosts::register(work, info))).await
+        let host = self.writer.run("register a host", move |work| Box::pin(hosts::register(work, info))).await?;
+        // Dropped before this line, the registration has no lock and is found dead by its lease.
+        self.presence.announce(host);
+        Ok(host)
     }
 
     async fn serve(&self, host: HostId, served: Vec<Served>) -> Result<()> {
@@ -125,15 +131,23 @@ impl Store for SqliteStore {
     }
 
     async fn deregister(&self, host: HostId, now: UnixMillis) -> Result<()> {
-        self.writer.run("deregister a host", move |work| Box::pin(hosts::deregister(work, host, now))).await
+        self.writer.run("deregister a host", move |work| Box::pin(hosts::deregister(work, host, now))).await?;
+        self.presence.forget(host);
+        Ok(())
     }
 
     async fn hosts(&self) -> Result<Vec<HostSeen>> {
-        self.told("list hosts", read::hosts(&self.readers).await)
+        let mut hosts = self.told("list hosts", read::hosts(&self.readers).await)?;
+        hosts.iter_mut().for_each(|seen| seen.gone = self.presence.is_gone(seen.host));
+        Ok(hosts)
     }
 
     async fn rescue(&self, host: HostId, renewals: i64, max_deaths: u32, now: UnixMillis) -> Result<Rescued> {
-        self.writer.run("rescue a host's jobs", move |work| Box::pin(hosts::rescue(work, host, renewals, max_deaths, now))).await
+        let rescued = self.writer.run("rescue a host's jobs", move |work| Box::pin(hosts::rescue(work, host, renewals, max_deaths, now))).await?;
+        if self.presence.is_gone(host) {
+            self.presence.forget(host);
+        }
+        Ok(rescued)
     }
 
     async fn exchange(&self, params: ExchangeParams) -> Result<Exchanged> {

@@ -292,6 +292,7 @@ pub(crate) async fn hosts(pool: &SqlitePool) -> Result<Vec<HostSeen>, Fault> {
                 started_at: UnixMillis(row.try_get(3)?),
                 renewed_at: UnixMillis(row.try_get(4)?),
                 running: row.try_get(5)?,
+                gone: false,
             })
         })
         .collect()

@@ -1,0 +1,30 @@
+//! The driver beside the model: the same random commands on both, and everything that can be seen of either after
+//! each.
+//!
+//! `WARP_DIFF_SEED=<n>` replays one seed, `WARP_DIFF_SEEDS=<n>` runs as many as one likes.
+
+use std::ops::Range;
+
+use warp_store_sqlite::{OpenOptions, SqliteStore};
+use warp_testkit::diff::compare_seeds;
+use warp_testkit::store::ModelStore;
+
+fn seeds(usual: u64) -> Range<u64> {
+    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    match (number("WARP_DIFF_SEED"), number("WARP_DIFF_SEEDS")) {
+        (Some(seed), _) => seed..seed + 1,
+        (None, count) => 0..count.unwrap_or(usual),
+    }
+}
+
+#[tokio::test]
+async fn the_driver_does_what_the_model_does() {
+    let fresh = async || {
+        let directory = tempfile::tempdir().expect("a directory");
+        let store = SqliteStore::open(OpenOptions::new(directory.path().join("warp.db"))).await.expect("an empty store");
+        (ModelStore::new(), store, directory)
+    };
+    if let Err(report) = compare_seeds(seeds(60), 120, fresh).await {
+        panic!("left is the model, right the driver; WARP_DIFF_SEED replays it\n{report}");
+    }
+}

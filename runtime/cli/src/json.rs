@@ -535,11 +535,13 @@ pub struct Host {
     pub renewed_at: String,
     /// Jobs that it runs.
     pub running: u32,
+    /// Whether its process has certainly ended; its jobs are about to be given back.
+    pub gone: bool,
 }
 
 impl From<&HostSeen> for Host {
     fn from(seen: &HostSeen) -> Self {
-        let HostSeen { host, name, renewals, started_at, renewed_at, running } = seen;
+        let HostSeen { host, name, renewals, started_at, renewed_at, running, gone } = seen;
         Host {
             host: host.0,
             name: name.clone(),
@@ -547,6 +549,7 @@ impl From<&HostSeen> for Host {
             started_at: rfc3339(*started_at),
             renewed_at: rfc3339(*renewed_at),
             running: *running,
+            gone: *gone,
         }
     }
 }

@@ -47,9 +47,9 @@ use warp_store::{
     StateWrite, Store,
 };
 
-use crate::presence::Presence;
 use crate::changes::Changes;
 use crate::error::Fault;
+use crate::presence::Presence;
 use crate::writer::Writer;
 
 pub use crate::schema::{MIGRATIONS, OpenOptions, SCHEMA_VERSION, migrate, schema_version};
@@ -143,7 +143,8 @@ impl Store for SqliteStore {
     }
 
     async fn rescue(&self, host: HostId, renewals: i64, max_deaths: u32, now: UnixMillis) -> Result<Rescued> {
-        let rescued = self.writer.run("rescue a host's jobs", move |work| Box::pin(hosts::rescue(work, host, renewals, max_deaths, now))).await?;
+        let rescued =
+            self.writer.run("rescue a host's jobs", move |work| Box::pin(hosts::rescue(work, host, renewals, max_deaths, now))).await?;
         if self.presence.is_gone(host) {
             self.presence.forget(host);
         }

@@ -96,6 +96,8 @@ pub struct HostSeen {
     pub renewed_at: UnixMillis,
     /// How many rows it is running.
     pub running: u32,
+    /// Whether the driver knows for certain that its process has ended, so that nobody need wait for its lease.
+    pub gone: bool,
 }
 
 /// What a renewal found.

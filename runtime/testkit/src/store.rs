@@ -116,6 +116,7 @@ impl Store for ModelStore {
                 started_at: row.info.now,
                 renewed_at: row.renewed_at,
                 running: narrow(running(host)),
+                gone: false,
             });
             seen.collect()
         }))

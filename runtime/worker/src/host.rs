@@ -7,15 +7,21 @@
 //! - a renewal compares the rows under the host's name with the runs it knows, so it never overlaps an exchange,
 //!   which could have claimed rows whose answer is still on its way.
 //!
-//! Cancellation: the loop is dropped only with its runtime. A store call that is dropped with it runs to its end
-//! in the driver; what it claimed then belongs to a host that no longer renews, and is rescued.
+//! What a run says while it goes on is stored beside both, and its end waits for that, so that no line is lost or
+//! overtaken.
+//!
+//! Cancellation: dropping the loop at any await ends its workers and tells every run to stop. A store call that is
+//! dropped with it runs to its end in the driver; what it claimed then belongs to a host that no longer renews, and
+//! is rescued.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures_util::FutureExt;
 use tokio::sync::{Notify, watch};
 use tokio::task::{AbortHandle, JoinSet};
 use warp_domain::resolve::Declarations;
@@ -26,12 +32,12 @@ use warp_store::{
     StoreError, StoreErrorKind,
 };
 
-use crate::calls::{Parent, RunCalls};
+use crate::calls::{Parent, RunCalls, join_output};
 use crate::config::HostConfig;
 use crate::lease::Lease;
 use crate::pace::Pace;
 use crate::rescue::Watch;
-use crate::run::{Lanes, Run, hand_back, work};
+use crate::run::{Ended, Lanes, Run, hand_back, work};
 use crate::surroundings::Surroundings;
 
 /// One contract that this host can run, and the code for it.
@@ -57,7 +63,8 @@ pub trait Catalog: Send + Sync + 'static {
 pub enum StopLevel {
     /// Not at all.
     Run,
-    /// Claim nothing more, hand back what has not begun, wait out the grace, stop the rest, settle, deregister.
+    /// Claim nothing more, hand back what has not begun, wait out the grace, stop the rest, settle, deregister. What
+    /// ignores its stop, or a store that does not take the ends, is given up some seconds after the grace.
     Graceful,
     /// Hand everything back with one statement and end.
     Now,
@@ -68,7 +75,7 @@ pub enum StopLevel {
 pub struct Stopped {
     /// Runs that were still going when the host gave up on them; their rows were handed back.
     pub abandoned: usize,
-    /// Whether the registration was ended; if not, another host rescues it after the lease.
+    /// Whether the registration has ended; if not, another host rescues it after the lease.
     pub deregistered: bool,
 }
 
@@ -184,6 +191,7 @@ impl Host {
 /// The lanes of one moment and the code behind them.
 struct LaneSet {
     lanes: Arc<[Lane]>,
+    served: Vec<Served>,
     handlers: HashMap<(String, Digest), Arc<dyn Handler>>,
 }
 
@@ -193,11 +201,12 @@ impl LaneSet {
             .iter()
             .flat_map(|queue| offers.iter().map(|offer| Lane { queue: queue.clone(), declarations: Arc::clone(&offer.declarations) }))
             .collect();
+        let served = offers.iter().map(|offer| Served { declarations: Arc::clone(&offer.declarations) }).collect();
         let handlers = offers
             .into_iter()
             .map(|Offer { declarations, handler }| ((declarations.contract.clone(), declarations.digest), handler))
             .collect();
-        LaneSet { lanes, handlers }
+        LaneSet { lanes, served, handlers }
     }
 }
 
@@ -211,7 +220,14 @@ enum Event {
     Registered(Result<HostId, StoreError>),
     Served(Result<(), StoreError>),
     Pruned(Result<u32, StoreError>),
-    Chore(&'static str, Result<(), StoreError>),
+    Expired(Result<u32, StoreError>),
+    Appended { token: ClaimToken, result: Result<SettleVerdict, StoreError> },
+}
+
+/// A driver that panics has not answered: whatever it was doing may have happened.
+async fn guarded<T>(op: &'static str, call: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
+    let panicked = |_| Err(StoreError::new(op, StoreErrorKind::OutcomeUnknown, "the driver panicked"));
+    AssertUnwindSafe(call).catch_unwind().await.unwrap_or_else(panicked)
 }
 
 /// Periodic work and when it is next due, on the boot-time clock.
@@ -224,6 +240,8 @@ struct Due {
     output: Duration,
     poll: Duration,
     exchange_again: Duration,
+    serve: Duration,
+    register: Duration,
 }
 
 /// Whether the host may claim.
@@ -251,20 +269,33 @@ struct Control {
     lease: Arc<Lease>,
     lanes: Arc<Lanes>,
     lane_set: Arc<LaneSet>,
-    workers: Vec<AbortHandle>,
+    /// Workers and listeners; ended when this is dropped.
+    others: Vec<AbortHandle>,
+    /// Claimed, and its end not yet among `pending`.
     runs: HashMap<JobHandle, Arc<Run>>,
     /// Cancelled runs and when their grace is over.
     cancelling: HashMap<JobHandle, (ClaimToken, Duration)>,
+    /// When the next run may be over its time or its grace; until then nobody looks at them one by one.
+    look: Duration,
 
     pending: Vec<Settle>,
     /// A batch whose outcome is unknown or that could not be written; sent again as it was.
     resend: Option<Arc<[Settle]>>,
+    /// Runs whose output is on its way to the store.
+    appending: HashSet<ClaimToken>,
+    /// Ends that wait for that output.
+    held: HashMap<ClaimToken, Ended>,
+    /// The answer of a claim was lost: what it may have claimed is handed back by a renewal before the next claim.
+    reconcile: bool,
     tasks: JoinSet<Event>,
     exchanging: bool,
     renewing: bool,
     sweeping: bool,
+    rescuing: usize,
+    expiring: bool,
     registering: bool,
     asking_signals: bool,
+    asked_signals: Duration,
     pruning: bool,
     serving: bool,
     serve_again: bool,
@@ -272,6 +303,7 @@ struct Control {
     hint: bool,
     pace: Pace,
     last_exchange: Duration,
+    /// How many exchanges (or, without a registration, attempts to register) have failed in a row.
     trouble: u32,
     watch: Watch,
     due: Due,
@@ -294,13 +326,16 @@ impl Control {
         lease.extend(boot, config.lease, config.stop_before_lapse);
         let due = Due {
             renew: boot + config.renew_every,
-            sweep: boot + config.renew_every,
+            // At once: the process before this one may have died on this very machine.
+            sweep: boot,
             reservations: boot + config.reservation_patience,
             prune: boot + Duration::from_secs(10),
             signals: boot,
             output: boot + Duration::from_secs(1),
             poll: boot,
             exchange_again: boot,
+            serve: boot,
+            register: boot,
         };
         Control {
             host: id,
@@ -308,17 +343,24 @@ impl Control {
             lease,
             lanes: Arc::new(Lanes::new()),
             lane_set: Arc::new(LaneSet::new(Vec::new(), &[])),
-            workers: Vec::new(),
+            others: Vec::new(),
             runs: HashMap::new(),
             cancelling: HashMap::new(),
+            look: boot,
             pending: Vec::new(),
             resend: None,
+            appending: HashSet::new(),
+            held: HashMap::new(),
+            reconcile: false,
             tasks: JoinSet::new(),
             exchanging: false,
             renewing: false,
             sweeping: false,
+            rescuing: 0,
+            expiring: false,
             registering: false,
             asking_signals: false,
+            asked_signals: Duration::ZERO,
             pruning: false,
             serving: false,
             serve_again: true,
@@ -342,17 +384,18 @@ impl Control {
     }
 
     async fn run(mut self) -> Result<Stopped, StoreError> {
-        let listeners = [
-            tokio::spawn(listen_store(Arc::clone(&self.store), Arc::clone(&self.news))).abort_handle(),
-            tokio::spawn(listen_catalog(Arc::clone(&self.catalog), Arc::clone(&self.catalog_news))).abort_handle(),
-        ];
-        for _ in 0..self.config.workers.max(1) {
+        self.others.push(tokio::spawn(listen_store(Arc::clone(&self.store), Arc::clone(&self.news))).abort_handle());
+        self.others.push(tokio::spawn(listen_catalog(Arc::clone(&self.catalog), Arc::clone(&self.catalog_news))).abort_handle());
+        for _ in 0..self.workers() {
             let worker = work(Arc::clone(&self.lanes), Arc::clone(&self.config), Arc::clone(&self.surroundings));
-            self.workers.push(self.guests.spawn(worker).abort_handle());
+            self.others.push(self.guests.spawn(worker).abort_handle());
         }
-        let stopped = self.until_stopped().await;
-        listeners.iter().chain(&self.workers).for_each(AbortHandle::abort);
-        Ok(stopped)
+        self.look_at_offers();
+        Ok(self.until_stopped().await)
+    }
+
+    fn workers(&self) -> u32 {
+        self.config.workers.max(1)
     }
 
     async fn until_stopped(&mut self) -> Stopped {
@@ -368,8 +411,14 @@ impl Control {
             }
             self.watch_time(boot);
             self.start_due(boot);
-            if self.draining.is_some() && self.is_idle() {
-                return self.leave(0).await;
+            if let Some(over) = self.draining {
+                if self.is_idle() {
+                    return self.leave(0).await;
+                }
+                if boot >= over.saturating_add(LAST_ENDS) {
+                    tracing::error!(running = self.runs.len(), "giving up on runs that do not end or cannot be settled");
+                    return self.leave(self.runs.len()).await;
+                }
             }
             let wake = self.next_wake(boot).saturating_sub(boot);
             let lanes = Arc::clone(&self.lanes);
@@ -382,9 +431,10 @@ impl Control {
                 () = lanes.news.notified() => {}
                 () = self.news.notified() => {
                     self.hint = true;
-                    self.due.signals = boot;
+                    // Looked at soon, but not as often as somebody enqueues.
+                    self.due.signals = self.due.signals.min(self.asked_signals.saturating_add(SIGNALS_APART));
                 }
-                () = self.catalog_news.notified() => self.serve_again = true,
+                () = self.catalog_news.notified() => self.look_at_offers(),
                 changed = self.stop.changed() => if changed.is_err() {
                     // Whoever could have stopped the host is gone; so is the reason to run.
                     return self.leave(self.runs.len()).await;
@@ -394,28 +444,49 @@ impl Control {
         }
     }
 
-    /// Nothing is running, waiting to be written, or on its way.
+    /// Nothing is running, waiting to be written, or on its way. Without a registration there is nothing to write.
     fn is_idle(&self) -> bool {
-        self.runs.is_empty() && self.pending.is_empty() && self.resend.is_none() && !self.exchanging
+        self.runs.is_empty() && !self.exchanging && (self.standing == Standing::Lost || !self.has_ends())
+    }
+
+    fn has_ends(&self) -> bool {
+        !self.pending.is_empty() || self.resend.is_some()
+    }
+
+    /// Whether a claimed job may begin.
+    fn may_begin(&self) -> bool {
+        self.standing == Standing::Good && self.draining.is_none() && self.lease.is_good()
     }
 
     // ------------------------------------------------------------------------------------ runs
 
     fn absorb_ended(&mut self) {
         for ended in self.lanes.take_ended() {
-            let handle = ended.run.claimed.handle;
-            // A run whose row was lost has been forgotten already; its settle would only be counted late.
-            let known = self.runs.get(&handle).is_some_and(|run| run.claimed.token == ended.run.claimed.token);
-            if known {
-                self.runs.remove(&handle);
-                self.cancelling.remove(&handle);
+            let token = ended.settle.token;
+            if self.appending.contains(&token) {
+                self.held.insert(token, ended);
+            } else {
+                self.end(ended);
             }
-            self.pending.push(ended.settle);
         }
+        self.count_running();
+    }
+
+    fn end(&mut self, Ended { run, settle }: Ended) {
+        let handle = run.claimed.handle;
+        if self.runs.get(&handle).is_some_and(|known| known.claimed.token == settle.token) {
+            self.runs.remove(&handle);
+            self.cancelling.remove(&handle);
+        }
+        self.pending.push(settle);
+    }
+
+    fn count_running(&self) {
         self.counters.running.store(self.runs.len() as u64, Ordering::Relaxed);
     }
 
     fn begin(&mut self, claimed: Vec<Claimed>, lanes: &LaneSet) {
+        let (may_begin, boot) = (self.may_begin(), self.surroundings.boot());
         let mut begun = Vec::with_capacity(claimed.len());
         for claimed in claimed {
             let declarations = &claimed.lane.declarations;
@@ -454,19 +525,28 @@ impl Control {
                 started: std::sync::OnceLock::new(),
                 claimed,
             });
+            if !may_begin {
+                self.pending.push(hand_back(&run, "claimed while the host was stopping or its lease lapsed"));
+                continue;
+            }
+            if let Some(timeout) = run.timeout {
+                self.look = self.look.min(boot.saturating_add(timeout));
+            }
             self.runs.insert(run.claimed.handle, Arc::clone(&run));
             begun.push(run);
         }
         self.lanes.push(begun);
-        self.counters.running.store(self.runs.len() as u64, Ordering::Relaxed);
+        self.count_running();
     }
 
     /// Gives back what no worker has begun.
     fn hand_back_queued(&mut self, message: &str) {
         for run in self.lanes.take_queued() {
             self.runs.remove(&run.claimed.handle);
+            self.cancelling.remove(&run.claimed.handle);
             self.pending.push(hand_back(&run, message));
         }
+        self.count_running();
     }
 
     fn stop_all(&mut self, message: &str) {
@@ -477,7 +557,7 @@ impl Control {
     fn drain(&mut self, boot: Duration) {
         match self.draining {
             None => {
-                self.draining = Some(boot + self.config.stop_grace);
+                self.draining = Some(boot.saturating_add(self.config.stop_grace));
                 tracing::info!(running = self.runs.len(), grace = ?self.config.stop_grace, "stopping: no new claims");
                 self.hand_back_queued("the host is stopping");
             }
@@ -488,20 +568,8 @@ impl Control {
 
     /// Deadlines, cancellations and the lease.
     fn watch_time(&mut self, boot: Duration) {
-        for run in self.runs.values() {
-            if let (Some(timeout), Some(started)) = (run.timeout, run.started.get())
-                && boot >= *started + timeout
-            {
-                run.stop.stop(StopReason::TimedOut);
-            }
-        }
-        for (handle, (token, over)) in &self.cancelling {
-            if boot >= *over
-                && let Some(run) = self.runs.get(handle)
-                && run.claimed.token == *token
-            {
-                run.stop.stop(StopReason::Cancelled);
-            }
+        if boot >= self.look {
+            self.look = self.stop_overdue(boot);
         }
         if self.standing == Standing::Good && boot >= self.lease.stop_at() {
             tracing::error!("the lease is about to lapse without a renewal; every run is being stopped and handed back");
@@ -512,38 +580,56 @@ impl Control {
         }
     }
 
-    fn next_wake(&self, boot: Duration) -> Duration {
-        let second = boot + Duration::from_secs(1);
-        let mut wake = self.due.reservations.min(self.due.poll);
-        // What cannot start before an answer arrives is looked at when it does; counting it here would spin.
-        let renewable = !self.renewing && !self.exchanging && self.standing != Standing::Lost && self.may_renew();
-        for (ready, due) in [(renewable, self.due.renew), (!self.sweeping, self.due.sweep), (!self.pruning, self.due.prune)] {
-            if ready {
-                wake = wake.min(due);
+    /// Stops what is over its time or its grace; answers when the next could be.
+    fn stop_overdue(&self, boot: Duration) -> Duration {
+        let mut next = boot.saturating_add(Duration::from_secs(3600));
+        for run in self.runs.values() {
+            let Some(timeout) = run.timeout else { continue };
+            // Not begun yet: it may begin at any moment, so look again before its time could be over.
+            let over = run.started.get().copied().unwrap_or(boot).saturating_add(timeout);
+            if over <= boot && run.started.get().is_some() {
+                run.stop.stop(StopReason::TimedOut);
+            } else {
+                next = next.min(over);
             }
         }
-        if !self.runs.is_empty() {
-            wake = wake.min(second);
-            let deadlines = self.runs.values().filter_map(|run| match (run.timeout, run.started.get()) {
-                // Not begun yet: it may begin at any moment, so look again before its time could be over.
-                (Some(timeout), None) => Some(boot + timeout),
-                (Some(timeout), Some(started)) if run.stop.reason().is_none() => Some(*started + timeout),
-                _ => None,
-            });
-            wake = deadlines.fold(wake, Duration::min);
-            wake = self.cancelling.values().map(|(_, over)| *over).filter(|over| *over > boot).fold(wake, Duration::min);
+        for (handle, (token, over)) in &self.cancelling {
+            if *over > boot {
+                next = next.min(*over);
+            } else if let Some(run) = self.runs.get(handle).filter(|run| run.claimed.token == *token) {
+                run.stop.stop(StopReason::Cancelled);
+            }
         }
-        if self.standing == Standing::Good {
-            wake = wake.min(self.lease.stop_at());
+        next
+    }
+
+    /// When the loop must act even if nothing happens. What cannot start before an answer arrives is looked at when
+    /// it does; counting it here would spin.
+    fn next_wake(&self, boot: Duration) -> Duration {
+        let registered = self.standing != Standing::Lost;
+        let running = !self.runs.is_empty();
+        let draining = self.draining.is_some();
+        let renewable = registered && !self.renewing && !self.exchanging && self.may_renew();
+        let resendable = registered && !self.renewing && !self.exchanging && self.trouble > 0 && self.wants_exchange();
+        let dues = [
+            (true, self.due.poll),
+            (!self.expiring, self.due.reservations),
+            (!self.pruning, self.due.prune),
+            (!self.sweeping && self.rescuing == 0, self.due.sweep),
+            (renewable, self.due.renew),
+            (resendable, self.due.exchange_again),
+            (registered && self.serve_again && !self.serving, self.due.serve),
+            (!registered && !running && !self.registering && !draining, self.due.register),
+            (running && !self.asking_signals, self.due.signals),
+            (running && self.trouble == 0, self.due.output),
+            (running, self.look),
+            (self.standing == Standing::Good, self.lease.stop_at()),
+        ];
+        let mut wake = dues.into_iter().filter(|(counts, _)| *counts).map(|(_, due)| due).fold(Duration::MAX, Duration::min);
+        if let Some(over) = self.draining {
+            wake = wake.min(if over > boot { over } else { over.saturating_add(LAST_ENDS) });
         }
-        if let Some(over) = self.draining
-            && over > boot
-        {
-            wake = wake.min(over);
-        }
-        if self.trouble > 0 && !self.exchanging {
-            wake = wake.min(self.due.exchange_again);
-        }
+        // Of what was due now nothing is left but what time alone decides.
         wake.max(boot + Duration::from_millis(1))
     }
 
@@ -551,7 +637,8 @@ impl Control {
 
     fn start_due(&mut self, boot: Duration) {
         if self.standing == Standing::Lost {
-            if self.runs.is_empty() && !self.registering && !self.exchanging && !self.renewing && self.draining.is_none() {
+            let may_register = self.runs.is_empty() && !self.registering && !self.exchanging && !self.renewing && self.draining.is_none();
+            if may_register && boot >= self.due.register {
                 self.register_anew();
             }
         } else {
@@ -559,41 +646,43 @@ impl Control {
                 self.start_renewal(boot);
             }
             self.start_exchange(boot);
+            if self.serve_again && !self.serving && boot >= self.due.serve {
+                self.start_serving();
+            }
         }
-        if self.serve_again && !self.serving && self.standing != Standing::Lost {
-            self.start_serving();
-        }
-        if boot >= self.due.sweep && !self.sweeping {
+        if boot >= self.due.sweep && !self.sweeping && self.rescuing == 0 {
             self.due.sweep = boot + self.config.renew_every;
             self.sweeping = true;
             let store = Arc::clone(&self.store);
-            self.tasks.spawn(async move { Event::Swept { hosts: store.hosts().await } });
+            self.tasks.spawn(async move { Event::Swept { hosts: guarded("look at the other hosts", store.hosts()).await } });
         }
-        if boot >= self.due.reservations {
+        if boot >= self.due.reservations && !self.expiring {
             self.due.reservations = boot + self.config.reservation_patience;
+            self.expiring = true;
             let (store, patience, now) = (Arc::clone(&self.store), self.config.reservation_patience, self.surroundings.now());
             self.tasks.spawn(async move {
-                Event::Chore("return unclaimed reservations", store.expire_reservations(patience, now).await.map(drop))
+                Event::Expired(guarded("return unclaimed reservations", store.expire_reservations(patience, now)).await)
             });
         }
         if boot >= self.due.prune && !self.pruning {
             self.due.prune = boot + Duration::from_secs(60);
             self.pruning = true;
             let (store, retention, now) = (Arc::clone(&self.store), self.config.retention, self.surroundings.now());
-            self.tasks.spawn(async move { Event::Pruned(store.prune(retention, PRUNE_BATCH, now).await) });
+            self.tasks.spawn(async move { Event::Pruned(guarded("prune ended jobs", store.prune(retention, PRUNE_BATCH, now)).await) });
         }
         if !self.runs.is_empty() && boot >= self.due.signals && !self.asking_signals {
-            self.due.signals = boot + Duration::from_secs(1);
+            self.due.signals = boot + SIGNALS_AT_LEAST;
+            self.asked_signals = boot;
             self.asking_signals = true;
             let (store, host) = (Arc::clone(&self.store), self.host);
-            self.tasks.spawn(async move { Event::Signals(store.cancel_signals(host).await) });
+            self.tasks.spawn(async move { Event::Signals(guarded("read cancellations", store.cancel_signals(host)).await) });
         }
         if !self.runs.is_empty() && boot >= self.due.output && self.trouble == 0 {
-            self.due.output = boot + Duration::from_secs(1);
+            self.due.output = boot + OUTPUT_APART;
             self.flush_output(boot);
         }
         if boot >= self.due.poll {
-            self.due.poll = boot + self.config.poll_every;
+            self.due.poll = boot.saturating_add(self.config.poll_every);
             self.hint = true;
         }
     }
@@ -613,24 +702,32 @@ impl Control {
             .chain(self.pending.iter().chain(self.resend.iter().flat_map(|batch| batch.iter())).map(|settle| (settle.handle, settle.token)))
             .collect();
         let (store, host, now) = (Arc::clone(&self.store), self.host, self.surroundings.now());
-        self.tasks.spawn(async move { Event::Renewed { sent: boot, result: store.renew(host, known, now).await } });
+        self.tasks
+            .spawn(async move { Event::Renewed { sent: boot, result: guarded("renew the lease", store.renew(host, known, now)).await } });
+    }
+
+    /// How many more jobs may be claimed now.
+    fn room(&self) -> u32 {
+        // After a failure the ends go first, alone: a claim whose answer is lost leaves rows that must be handed back.
+        let ends_first = self.trouble > 0 && self.has_ends();
+        let standing = self.standing == Standing::Good && self.draining.is_none() && !self.reconcile;
+        if !standing || ends_first || self.lane_set.lanes.is_empty() {
+            return 0;
+        }
+        let target = self.workers() + self.pace.prefetch(self.workers(), self.config.prefetch_limit);
+        target.saturating_sub(u32::try_from(self.runs.len()).unwrap_or(u32::MAX))
+    }
+
+    fn wants_exchange(&self) -> bool {
+        self.has_ends() || (self.hint && self.room() > 0)
     }
 
     fn start_exchange(&mut self, boot: Duration) {
-        if self.exchanging || self.renewing || (self.trouble > 0 && boot < self.due.exchange_again) {
+        let waiting = self.exchanging || self.renewing || (self.trouble > 0 && boot < self.due.exchange_again);
+        if waiting || !self.wants_exchange() {
             return;
         }
-        let claiming = self.standing == Standing::Good && self.draining.is_none() && !self.lane_set.lanes.is_empty() && self.trouble == 0;
-        let room = if claiming {
-            let target = self.config.workers.max(1) + self.pace.prefetch(self.config.prefetch_limit);
-            target.saturating_sub(u32::try_from(self.runs.len()).unwrap_or(u32::MAX))
-        } else {
-            0
-        };
-        let nothing_to_settle = self.pending.is_empty() && self.resend.is_none();
-        if nothing_to_settle && (room == 0 || !self.hint) {
-            return;
-        }
+        let room = self.room();
         let settles: Arc<[Settle]> = match self.resend.take() {
             Some(batch) => batch,
             None => {
@@ -639,8 +736,11 @@ impl Control {
             }
         };
         self.exchanging = true;
-        // Cleared before the question is asked: what changes while it is under way sets it again.
-        self.hint = false;
+        // Cleared before the question is asked: what changes while it is under way sets it again. An exchange that
+        // claims nothing asks nothing.
+        if room > 0 {
+            self.hint = false;
+        }
         let lanes = Arc::clone(&self.lane_set);
         let params = ExchangeParams {
             host: self.host,
@@ -649,18 +749,24 @@ impl Control {
             claim: (room > 0).then(|| ClaimParams { lanes: Arc::clone(&lanes.lanes), max: room }),
         };
         let store = Arc::clone(&self.store);
-        self.tasks.spawn(async move { Event::Exchanged { settles, lanes, asked: room, sent: boot, result: store.exchange(params).await } });
+        self.tasks.spawn(async move {
+            let result = guarded("settle and claim", store.exchange(params)).await;
+            Event::Exchanged { settles, lanes, asked: room, sent: boot, result }
+        });
+    }
+
+    /// Claims for what the catalog offers now, at once; what it no longer offers is not claimed any more.
+    fn look_at_offers(&mut self) {
+        self.lane_set = Arc::new(LaneSet::new(self.catalog.offers(), &self.config.queues));
+        self.serve_again = true;
+        self.hint = true;
     }
 
     fn start_serving(&mut self) {
-        let offers = self.catalog.offers();
-        let served = offers.iter().map(|offer| Served { declarations: Arc::clone(&offer.declarations) }).collect();
-        self.lane_set = Arc::new(LaneSet::new(offers, &self.config.queues));
         self.serve_again = false;
         self.serving = true;
-        self.hint = true;
-        let (store, host) = (Arc::clone(&self.store), self.host);
-        self.tasks.spawn(async move { Event::Served(store.serve(host, served).await) });
+        let (store, host, served) = (Arc::clone(&self.store), self.host, self.lane_set.served.clone());
+        self.tasks.spawn(async move { Event::Served(guarded("publish contracts", store.serve(host, served)).await) });
     }
 
     fn register_anew(&mut self) {
@@ -669,31 +775,47 @@ impl Control {
         self.resend = None;
         let store = Arc::clone(&self.store);
         let info = HostInfo { name: self.config.name.clone(), version: self.config.version.clone(), now: self.surroundings.now() };
-        let wait = trouble_delay(self.trouble);
-        self.tasks.spawn(async move {
-            tokio::time::sleep(wait).await;
-            Event::Registered(store.register(info).await)
-        });
+        self.tasks.spawn(async move { Event::Registered(guarded("register", store.register(info)).await) });
     }
 
+    /// Stores what long runs have said so far. A run has one such call under way at a time, which keeps its lines in
+    /// order; after an unknown outcome they are sent again, and may be there twice.
     fn flush_output(&mut self, boot: Duration) {
         for run in self.runs.values() {
-            let old_enough = run.started.get().is_some_and(|started| boot >= *started + Duration::from_secs(1));
-            if !old_enough {
+            let token = run.claimed.token;
+            let old_enough = run.started.get().is_some_and(|started| boot >= started.saturating_add(OUTPUT_APART));
+            if !old_enough || self.appending.contains(&token) {
                 continue;
             }
             let output = run.calls.take_output();
             if output == warp_store::RunOutput::default() {
                 continue;
             }
+            self.appending.insert(token);
             let (store, host, run) = (Arc::clone(&self.store), self.host, Arc::clone(run));
             self.tasks.spawn(async move {
-                let stored = store.append_output(host, run.claimed.handle, run.claimed.token, output.clone()).await;
-                if stored.is_err() {
+                let call = store.append_output(host, run.claimed.handle, token, output.clone());
+                let result = guarded("store the output of a run", call).await;
+                if result.is_err() {
                     run.calls.put_back(output);
                 }
-                Event::Chore("store the output of a run", stored.map(drop))
+                Event::Appended { token, result }
             });
+        }
+    }
+
+    fn on_appended(&mut self, token: ClaimToken, result: Result<SettleVerdict, StoreError>) {
+        self.appending.remove(&token);
+        if let Err(error) = result {
+            tracing::warn!(%error, "output of a run could not be stored; trying again");
+        }
+        if let Some(mut ended) = self.held.remove(&token) {
+            // What the store did not take was put back after the run had ended.
+            let mut output = ended.run.calls.take_output();
+            join_output(&mut output, std::mem::take(&mut ended.settle.output));
+            ended.settle.output = output;
+            self.end(ended);
+            self.count_running();
         }
     }
 
@@ -710,20 +832,23 @@ impl Control {
                     Err(error) => tracing::warn!(%error, "the other hosts could not be looked at"),
                 }
             }
-            Event::Rescued { host, result } => match result {
-                Ok(rescued) => {
-                    self.counters.rescued.fetch_add(u64::from(rescued.requeued), Ordering::Relaxed);
-                    tracing::warn!(
-                        host = host.0,
-                        requeued = rescued.requeued,
-                        exhausted = rescued.exhausted,
-                        "rescued the jobs of a host that stopped renewing"
-                    );
-                    self.hint = true;
+            Event::Rescued { host, result } => {
+                self.rescuing -= 1;
+                match result {
+                    Ok(rescued) => {
+                        self.counters.rescued.fetch_add(u64::from(rescued.requeued), Ordering::Relaxed);
+                        tracing::warn!(
+                            host = host.0,
+                            requeued = rescued.requeued,
+                            exhausted = rescued.exhausted,
+                            "rescued the jobs of a host that stopped renewing"
+                        );
+                        self.hint = true;
+                    }
+                    Err(error) if error.kind() == StoreErrorKind::NotFound => {}
+                    Err(error) => tracing::warn!(host = host.0, %error, "a dead host could not be rescued; trying again"),
                 }
-                Err(error) if error.kind() == StoreErrorKind::NotFound => {}
-                Err(error) => tracing::warn!(host = host.0, %error, "a dead host could not be rescued; trying again"),
-            },
+            }
             Event::Signals(result) => {
                 self.asking_signals = false;
                 match result {
@@ -733,28 +858,18 @@ impl Control {
             }
             Event::Registered(result) => {
                 self.registering = false;
-                match result {
-                    Ok(host) => {
-                        tracing::warn!(host = host.0, "registered anew");
-                        self.host = host;
-                        self.standing = Standing::Good;
-                        self.trouble = 0;
-                        let boot = self.surroundings.boot();
-                        self.lease.extend(boot, self.config.lease, self.config.stop_before_lapse);
-                        self.due.renew = boot + self.config.renew_every;
-                        self.serve_again = true;
-                    }
-                    Err(error) => {
-                        self.trouble = self.trouble.saturating_add(1);
-                        tracing::warn!(%error, "registering anew failed; trying again");
-                    }
-                }
+                self.on_registered(result);
             }
             Event::Served(result) => {
                 self.serving = false;
-                if let Err(error) = result {
-                    tracing::warn!(%error, "the contracts of this host could not be published; trying again");
-                    self.serve_again = true;
+                match result {
+                    Ok(()) => {}
+                    Err(error) if error.kind() == StoreErrorKind::HostLost => self.lose_host(),
+                    Err(error) => {
+                        tracing::warn!(%error, "the contracts of this host could not be published; trying again");
+                        self.serve_again = true;
+                        self.due.serve = self.surroundings.boot() + AGAIN;
+                    }
                 }
             }
             Event::Pruned(result) => {
@@ -765,10 +880,35 @@ impl Control {
                     Err(error) => tracing::warn!(%error, "ended jobs could not be pruned"),
                 }
             }
-            Event::Chore(what, result) => {
+            Event::Expired(result) => {
+                self.expiring = false;
                 if let Err(error) = result {
-                    tracing::warn!(%error, "failed to {what}");
+                    tracing::warn!(%error, "unclaimed reservations could not be returned");
                 }
+            }
+            Event::Appended { token, result } => self.on_appended(token, result),
+        }
+    }
+
+    fn on_registered(&mut self, result: Result<HostId, StoreError>) {
+        let boot = self.surroundings.boot();
+        match result {
+            Ok(host) => {
+                tracing::warn!(host = host.0, "registered anew");
+                self.host = host;
+                self.standing = Standing::Good;
+                self.trouble = 0;
+                self.reconcile = false;
+                self.lease.extend(boot, self.config.lease, self.config.stop_before_lapse);
+                self.due.renew = boot + self.config.renew_every;
+                self.due.serve = boot;
+                self.serve_again = true;
+                self.hint = true;
+            }
+            Err(error) => {
+                self.trouble = self.trouble.saturating_add(1);
+                self.due.register = boot + trouble_delay(self.trouble);
+                tracing::warn!(%error, "registering anew failed; trying again");
             }
         }
     }
@@ -786,7 +926,13 @@ impl Control {
                         if !settles.is_empty() {
                             self.resend = Some(settles);
                         }
-                        self.hint = true;
+                        if asked > 0 {
+                            self.hint = true;
+                            if !matches!(kind, StoreErrorKind::Unavailable | StoreErrorKind::Busy) {
+                                self.reconcile = true;
+                                self.due.renew = boot;
+                            }
+                        }
                         self.trouble = self.trouble.saturating_add(1);
                         self.due.exchange_again = boot + trouble_delay(self.trouble);
                         tracing::warn!(%error, ?kind, retry_in = ?trouble_delay(self.trouble), "the store did not take a batch");
@@ -797,7 +943,8 @@ impl Control {
         };
         self.trouble = 0;
         let Exchanged { settled, claimed, more, next_due, parked, parked_again, skipped, unacceptable } = exchanged;
-        self.pace.observe(settles.len(), boot.saturating_sub(sent), boot.saturating_sub(self.last_exchange));
+        let ran = settles.iter().map(|settle| settle.took).fold(Duration::ZERO, Duration::saturating_add);
+        self.pace.observe(settles.len(), ran, boot.saturating_sub(sent), boot.saturating_sub(self.last_exchange));
         self.last_exchange = boot;
         for (settle, verdict) in settles.iter().zip(&settled) {
             if *verdict == SettleVerdict::Late {
@@ -819,7 +966,7 @@ impl Control {
         self.hint |= more || (asked > 0 && claimed.len() as u32 == asked);
         if let Some(next) = next_due {
             let wait = next.since(self.surroundings.now());
-            self.due.poll = self.due.poll.min(boot + wait.min(self.config.poll_every));
+            self.due.poll = self.due.poll.min(boot.saturating_add(wait.min(self.config.poll_every)));
         }
         self.begin(claimed, lanes);
     }
@@ -829,6 +976,7 @@ impl Control {
         match result {
             Ok(Renewed { handed_back, lost }) => {
                 self.lease.extend(sent, self.config.lease, self.config.stop_before_lapse);
+                self.reconcile = false;
                 if self.standing == Standing::Lapsed && self.lease.is_good() {
                     tracing::info!("the lease is good again");
                     self.standing = Standing::Good;
@@ -848,15 +996,20 @@ impl Control {
             Err(error) if error.kind() == StoreErrorKind::HostLost => self.lose_host(),
             Err(error) => {
                 // The lease runs on; try again soon, not at the next regular renewal.
-                self.due.renew = self.surroundings.boot() + Duration::from_millis(500);
+                self.due.renew = self.surroundings.boot() + AGAIN;
                 tracing::warn!(%error, "the lease could not be renewed; trying again");
             }
         }
     }
 
     fn lose_host(&mut self) {
+        if self.standing == Standing::Lost {
+            return;
+        }
         tracing::error!(host = self.host.0, "this host was taken for dead and its jobs were given back; stopping every run");
         self.standing = Standing::Lost;
+        self.trouble = 0;
+        self.due.register = self.surroundings.boot();
         self.lease.end();
         self.stop_all("the host was taken for dead");
     }
@@ -865,12 +1018,16 @@ impl Control {
         let dead = self.watch.observe(hosts, self.host, self.surroundings.boot(), self.config.lease);
         for (host, renewals) in dead {
             let (store, max_deaths, now) = (Arc::clone(&self.store), self.config.max_host_deaths, self.surroundings.now());
-            self.tasks.spawn(async move { Event::Rescued { host, result: store.rescue(host, renewals, max_deaths, now).await } });
+            self.rescuing += 1;
+            self.tasks.spawn(async move {
+                let result = guarded("rescue a dead host", store.rescue(host, renewals, max_deaths, now)).await;
+                Event::Rescued { host, result }
+            });
         }
     }
 
     fn on_signals(&mut self, signals: Vec<CancelSignal>) {
-        let over = self.surroundings.boot() + self.config.cancel_grace;
+        let over = self.surroundings.boot().saturating_add(self.config.cancel_grace);
         for CancelSignal { handle, token } in signals {
             if let Some(run) = self.runs.get(&handle)
                 && run.claimed.token == token
@@ -878,6 +1035,7 @@ impl Control {
             {
                 tracing::info!(job = %run.claimed.id, grace = ?self.config.cancel_grace, "cancelling");
                 self.cancelling.insert(handle, (token, over));
+                self.look = self.look.min(over);
             }
         }
     }
@@ -886,10 +1044,14 @@ impl Control {
     async fn leave(&mut self, abandoned: usize) -> Stopped {
         self.runs.values().for_each(|run| run.stop.stop(StopReason::HandBack));
         self.lease.end();
+        if self.standing == Standing::Lost {
+            return Stopped { abandoned, deregistered: true };
+        }
         // Dropping this future, or the time running out, leaves the registration to a rescue.
         let goodbye = self.store.deregister(self.host, self.surroundings.now());
         let deregistered = match tokio::time::timeout(Duration::from_secs(5), goodbye).await {
             Ok(Ok(())) => true,
+            Ok(Err(error)) if error.kind() == StoreErrorKind::HostLost => true,
             Ok(Err(error)) => {
                 tracing::warn!(%error, "could not deregister; another host will rescue what is left");
                 false
@@ -903,6 +1065,26 @@ impl Control {
     }
 }
 
+impl Drop for Control {
+    /// However the loop ends, nothing of it goes on: no worker begins another run, and no run has an effect.
+    fn drop(&mut self) {
+        self.lease.end();
+        self.runs.values().for_each(|run| run.stop.stop(StopReason::HandBack));
+        self.others.iter().for_each(AbortHandle::abort);
+    }
+}
+
+/// How long after the grace of a graceful stop the host waits for runs that were stopped and for a store that is to
+/// take the last ends.
+const LAST_ENDS: Duration = Duration::from_secs(5);
+/// Cancellations are read so often while something runs, even if no change is announced.
+const SIGNALS_AT_LEAST: Duration = Duration::from_secs(1);
+/// And no more often than this, however many changes are.
+const SIGNALS_APART: Duration = Duration::from_millis(50);
+/// Output of long runs is stored so often.
+const OUTPUT_APART: Duration = Duration::from_secs(1);
+/// How soon a renewal or a publication that failed is tried again.
+const AGAIN: Duration = Duration::from_millis(500);
 /// At most so many settles in one exchange: bounds the transaction, so that other processes get their turn.
 const SETTLE_BATCH: usize = 1024;
 /// At most so many ended jobs are deleted in one transaction.

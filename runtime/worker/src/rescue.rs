@@ -1,7 +1,8 @@
 //! Who is dead: hosts whose renewal counter has stood still for a whole lease while this host watched.
 //!
 //! No time of another machine is compared with a time of this one, so a stepped clock rescues nobody; and a
-//! host that has just started to watch waits a whole lease before it judges.
+//! host that has just started to watch waits a whole lease before it judges. Only where the driver knows for
+//! certain that a process has ended (SQLite: all processes are on one machine) is nothing waited for.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -22,7 +23,9 @@ impl Watch {
         let mut dead = Vec::new();
         for host in hosts.iter().filter(|host| host.host != me) {
             let entry = self.seen.entry(host.host).or_insert((host.renewals, boot));
-            if entry.0 != host.renewals {
+            if host.gone {
+                dead.push((host.host, host.renewals));
+            } else if entry.0 != host.renewals {
                 *entry = (host.renewals, boot);
             } else if boot.saturating_sub(entry.1) >= lease {
                 dead.push((host.host, host.renewals));
@@ -46,6 +49,7 @@ mod tests {
             started_at: UnixMillis(0),
             renewed_at: UnixMillis(renewed_at),
             running: 0,
+            gone: false,
         }
     }
 
@@ -61,5 +65,7 @@ mod tests {
         assert_eq!(watch.observe(&[host(2, 9, 0)], me, s(126), lease), [], "it lives");
         assert_eq!(watch.observe(&[], me, s(127), lease), []);
         assert_eq!(watch.observe(&[host(2, 9, 0)], me, s(200), lease), [], "seen anew, watched anew");
+        let ended = HostSeen { gone: true, ..host(3, 0, 0) };
+        assert_eq!(watch.observe(&[ended], me, s(200), lease), [(HostId(3), 0)], "certainly ended: at once");
     }
 }

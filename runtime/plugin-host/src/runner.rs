@@ -109,6 +109,9 @@ impl Runnable {
 
     /// Runs one attempt to its end. See [`warp_pipeline::Handler::run`] for what that promises.
     pub async fn run(self: &Arc<Self>, attempt: AttemptInfo, calls: Arc<dyn HostCalls>, stop: Arc<StopSignal>) -> (Outcome, RunStats) {
+        // A small guest answers without ever waiting; a caller that runs one after the other still has to let others
+        // have its thread now and then.
+        tokio::task::coop::consume_budget().await;
         let place = tokio::select! {
             biased;
             reason = stop.stopped() => return (never_started(reason), RunStats::default()),

@@ -4,12 +4,12 @@
 //! run. Written by the guest's thread; output and progress are also taken by the control loop while the run
 //! goes on. Every call with an effect first asks the lease.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
-use warp_domain::{ClaimToken, HostId, JobHandle, JobId};
+use warp_domain::{ClaimToken, HostId, JobHandle, JobId, UnixMillis};
 use warp_pipeline::{Child, ChildRefused, HostCalls, Level, StateFault, StateOp, StateReply};
 use warp_store::{LogLine, NewJob, RunOutput, StateChange, StateVerdict, StateWrite, Store, StoreError};
 
@@ -48,6 +48,8 @@ struct Output {
     pending: RunOutput,
     lines: usize,
     bytes: usize,
+    /// Every progress name of the run; what has been stored still counts against the cap.
+    names: BTreeSet<String>,
 }
 
 /// State writes that wait for the settle, one entry for each value touched.
@@ -64,6 +66,33 @@ struct Value {
     now: Option<String>,
     /// What the settle will do.
     change: StateChange,
+    /// What the store had when an [`StateChange::Add`] first read it, text for text.
+    seen: Option<String>,
+}
+
+impl Value {
+    fn bytes(&self) -> usize {
+        let text = |text: &Option<String>| text.as_ref().map_or(0, String::len);
+        let compared = match &self.change {
+            StateChange::CompareAndSet { expected, .. } => text(expected),
+            StateChange::Put(_) | StateChange::Add(_) => 0,
+        };
+        text(&self.now) + text(&self.seen) + compared
+    }
+}
+
+/// Joins what was taken out earlier with what came later.
+pub(crate) fn join_output(earlier: &mut RunOutput, later: RunOutput) {
+    let RunOutput { lines, dropped_lines, dropped_bytes, progress } = later;
+    earlier.lines.extend(lines);
+    earlier.dropped_lines += dropped_lines;
+    earlier.dropped_bytes += dropped_bytes;
+    for (name, percent) in progress {
+        match earlier.progress.iter().position(|(known, _)| *known == name) {
+            Some(at) => earlier.progress[at].1 = percent,
+            None => earlier.progress.push((name, percent)),
+        }
+    }
 }
 
 /// A poisoned lock holds plain data that every writer leaves whole between two statements.
@@ -102,6 +131,11 @@ impl RunCalls {
         self.cancelled.load(Ordering::Acquire)
     }
 
+    /// Whether the host may still act for this run.
+    pub(crate) fn lease_is_good(&self) -> bool {
+        self.lease.is_good()
+    }
+
     /// Nothing of the run counts from here on.
     pub(crate) fn close(&self) {
         self.over.store(true, Ordering::Release);
@@ -116,16 +150,7 @@ impl RunCalls {
     pub(crate) fn put_back(&self, earlier: RunOutput) {
         let mut output = lock(&self.output);
         let later = std::mem::replace(&mut output.pending, earlier);
-        let RunOutput { lines, dropped_lines, dropped_bytes, progress } = later;
-        output.pending.lines.extend(lines);
-        output.pending.dropped_lines += dropped_lines;
-        output.pending.dropped_bytes += dropped_bytes;
-        for (name, percent) in progress {
-            match output.pending.progress.iter().position(|(known, _)| *known == name) {
-                Some(at) => output.pending.progress[at].1 = percent,
-                None => output.pending.progress.push((name, percent)),
-            }
-        }
+        join_output(&mut output.pending, later);
     }
 
     /// Jobs to be enqueued with the settle.
@@ -135,23 +160,29 @@ impl RunCalls {
         children
             .into_iter()
             .map(|(child, id)| {
-                let Child { contract, payload, queue, delay, unique_key, metadata } = child;
-                let mut inherited = self.parent.metadata.clone();
-                inherited.retain(|(name, _)| metadata.iter().all(|(own, _)| own != name));
-                inherited.extend(metadata);
-                NewJob {
-                    id,
-                    contract,
-                    queue: queue.unwrap_or_else(|| self.parent.queue.clone()),
-                    payload,
-                    metadata: inherited,
-                    trace_parent: self.parent.trace_parent.clone(),
-                    due: (!delay.is_zero()).then(|| now.after(delay)),
-                    explicit: warp_domain::policy::Declared::default(),
-                    unique_key,
-                }
+                let due = (!child.delay.is_zero()).then(|| now.after(child.delay));
+                self.job_of(child, id, due)
             })
             .collect()
+    }
+
+    /// What a child inherits: queue, metadata and trace, its own values first. Never policy.
+    fn job_of(&self, child: Child, id: JobId, due: Option<UnixMillis>) -> NewJob {
+        let Child { contract, payload, queue, delay: _, unique_key, metadata } = child;
+        let mut inherited = self.parent.metadata.clone();
+        inherited.retain(|(name, _)| metadata.iter().all(|(own, _)| own != name));
+        inherited.extend(metadata);
+        NewJob {
+            id,
+            contract,
+            queue: queue.unwrap_or_else(|| self.parent.queue.clone()),
+            payload,
+            metadata: inherited,
+            trace_parent: self.parent.trace_parent.clone(),
+            due,
+            explicit: warp_domain::policy::Declared::default(),
+            unique_key,
+        }
     }
 
     /// State writes to commit with the settle.
@@ -180,62 +211,74 @@ impl RunCalls {
     }
 
     fn buffer(&self, bucket: &str, key: &str, value: Value) -> Result<(), StateFault> {
+        let at = (bucket.to_owned(), key.to_owned());
         let mut state = lock(&self.state);
-        let size = bucket.len() + key.len() + value.now.as_ref().map_or(0, String::len);
-        if state.bytes + size > self.caps.state_bytes {
-            let allowed = warp_domain::units::format_size(self.caps.state_bytes as u64);
-            return Err(StateFault::TooLarge(format!("the attempt's buffered state writes exceed {allowed}")));
+        // A value that is written again takes the place of what was buffered for it.
+        let replaced = state.values.get(&at).map_or(0, |old| bucket.len() + key.len() + old.bytes());
+        let bytes = state.bytes - replaced + bucket.len() + key.len() + value.bytes();
+        if bytes > self.caps.state_bytes {
+            return Err(too_large("the attempt's buffered state writes exceed", self.caps.state_bytes));
         }
-        state.bytes += size;
-        state.values.insert((bucket.to_owned(), key.to_owned()), value);
+        state.bytes = bytes;
+        state.values.insert(at, value);
         Ok(())
     }
 
+    /// What the settle does for a value that the attempt touches more than once:
+    ///
+    /// | before \\ now | put | compare-and-set | add |
+    /// |---|---|---|---|
+    /// | nothing | put | compare with `expected` | add |
+    /// | put | put | put | put |
+    /// | compare-and-set | the first comparison, new value | the same | the same |
+    /// | add | put | compare with what the store had | add both |
+    ///
+    /// A comparison that the attempt has been told holds is never dropped, whatever it wrote afterwards.
     async fn buffered(&self, bucket: &str, key: &str, op: StateOp) -> Result<StateReply, StateFault> {
-        let (now, own) = self.current(bucket, key).await?;
-        match op {
-            StateOp::Get => Ok(StateReply::Value(now)),
+        let (now, own) = match &op {
+            StateOp::Put(_) => (None, lock(&self.state).values.get(&(bucket.to_owned(), key.to_owned())).cloned()),
+            StateOp::Get | StateOp::CompareAndSet { .. } | StateOp::Add(_) => self.current(bucket, key).await?,
+        };
+        let (value, change, seen) = match op {
+            StateOp::Get => return Ok(StateReply::Value(now)),
             StateOp::Put(value) => {
-                self.buffer(bucket, key, Value { now: value.clone(), change: StateChange::Put(value.clone()) })?;
-                Ok(StateReply::Value(value))
+                let change = match own.map(|own| own.change) {
+                    Some(StateChange::CompareAndSet { expected, .. }) => StateChange::CompareAndSet { expected, value: value.clone() },
+                    Some(StateChange::Put(_) | StateChange::Add(_)) | None => StateChange::Put(value.clone()),
+                };
+                (value, change, None)
             }
             StateOp::CompareAndSet { expected, value } => {
                 if now != expected {
                     return Ok(StateReply::Differs);
                 }
-                let change = match own.map(|own| own.change) {
-                    // The attempt has decided this value itself: nobody else's matters.
-                    Some(StateChange::Put(_)) => StateChange::Put(value.clone()),
-                    // It compared before: that comparison still has to hold.
-                    Some(StateChange::CompareAndSet { expected: first, .. }) => {
-                        StateChange::CompareAndSet { expected: first, value: value.clone() }
+                let change = match own {
+                    Some(Value { change: StateChange::Put(_), .. }) => StateChange::Put(value.clone()),
+                    Some(Value { change: StateChange::CompareAndSet { expected, .. }, .. }) => {
+                        StateChange::CompareAndSet { expected, value: value.clone() }
                     }
-                    // It added to what the store had: what the store had is what must not have changed.
-                    Some(StateChange::Add(added)) => {
-                        StateChange::CompareAndSet { expected: Some((number(now.as_deref())? - added).to_string()), value: value.clone() }
+                    Some(Value { change: StateChange::Add(_), seen, .. }) => {
+                        StateChange::CompareAndSet { expected: seen, value: value.clone() }
                     }
                     None => StateChange::CompareAndSet { expected, value: value.clone() },
                 };
-                self.buffer(bucket, key, Value { now: value.clone(), change })?;
-                Ok(StateReply::Value(value))
+                (value, change, None)
             }
             StateOp::Add(amount) => {
-                let sum = number(now.as_deref())?
-                    .checked_add(amount)
-                    .ok_or_else(|| StateFault::NotANumber("the sum exceeds 128 bits".to_owned()))?;
-                let sum_text = Some(sum.to_string());
-                let change = match own.map(|own| own.change) {
-                    Some(StateChange::Put(_)) => StateChange::Put(sum_text.clone()),
-                    Some(StateChange::CompareAndSet { expected, .. }) => StateChange::CompareAndSet { expected, value: sum_text.clone() },
-                    Some(StateChange::Add(added)) => StateChange::Add(
-                        added.checked_add(amount).ok_or_else(|| StateFault::NotANumber("the sum exceeds 128 bits".to_owned()))?,
-                    ),
-                    None => StateChange::Add(amount),
+                let sum = Some(add(number(now.as_deref())?, amount)?.to_string());
+                let (change, seen) = match own {
+                    Some(Value { change: StateChange::Put(_), .. }) => (StateChange::Put(sum.clone()), None),
+                    Some(Value { change: StateChange::CompareAndSet { expected, .. }, .. }) => {
+                        (StateChange::CompareAndSet { expected, value: sum.clone() }, None)
+                    }
+                    Some(Value { change: StateChange::Add(before), seen, .. }) => (StateChange::Add(add(before, amount)?), seen),
+                    None => (StateChange::Add(amount), now),
                 };
-                self.buffer(bucket, key, Value { now: sum_text.clone(), change })?;
-                Ok(StateReply::Value(sum_text))
+                (sum, change, seen)
             }
-        }
+        };
+        self.buffer(bucket, key, Value { now: value.clone(), change, seen })?;
+        Ok(StateReply::Value(value))
     }
 
     async fn at_once(&self, bucket: &str, key: &str, op: StateOp) -> Result<StateReply, StateFault> {
@@ -245,6 +288,13 @@ impl RunCalls {
             StateOp::CompareAndSet { expected, value } => StateChange::CompareAndSet { expected, value },
             StateOp::Add(amount) => StateChange::Add(amount),
         };
+        let written = match &change {
+            StateChange::Put(value) | StateChange::CompareAndSet { value, .. } => value.as_ref().map_or(0, String::len),
+            StateChange::Add(_) => 0,
+        };
+        if bucket.len() + key.len() + written > self.caps.state_bytes {
+            return Err(too_large("the state write exceeds", self.caps.state_bytes));
+        }
         let write = StateWrite { bucket: bucket.to_owned(), key: key.to_owned(), change };
         let Parent { host, handle, token, .. } = self.parent;
         match self.store.state_apply(host, handle, token, write).await.map_err(unavailable)? {
@@ -263,6 +313,14 @@ fn unavailable(error: StoreError) -> StateFault {
 fn not_a_number(value: &str) -> StateFault {
     let shown: String = value.chars().take(80).collect();
     StateFault::NotANumber(format!("{shown:?} is not a decimal integer"))
+}
+
+fn too_large(what: &str, allowed: usize) -> StateFault {
+    StateFault::TooLarge(format!("{what} {}", warp_domain::units::format_size(allowed as u64)))
+}
+
+fn add(value: i128, amount: i128) -> Result<i128, StateFault> {
+    value.checked_add(amount).ok_or_else(|| StateFault::NotANumber("the sum exceeds 128 bits".to_owned()))
 }
 
 fn number(value: Option<&str>) -> Result<i128, StateFault> {
@@ -301,11 +359,17 @@ impl HostCalls for RunCalls {
     fn progress(&self, name: String, percent: f32) {
         let percent = if percent.is_nan() { 0.0 } else { percent.clamp(0.0, 100.0) };
         let mut output = lock(&self.output);
+        if !output.names.contains(&name) {
+            if output.names.len() >= self.caps.progress_names {
+                output.pending.dropped_lines += 1;
+                return;
+            }
+            output.names.insert(name.clone());
+        }
         let reports = &mut output.pending.progress;
         match reports.iter().position(|(known, _)| *known == name) {
             Some(at) => reports[at].1 = percent,
-            None if reports.len() < self.caps.progress_names => reports.push((name, percent)),
-            None => output.pending.dropped_lines += 1,
+            None => reports.push((name, percent)),
         }
     }
 
@@ -319,18 +383,13 @@ impl HostCalls for RunCalls {
         if children.len() >= self.caps.children {
             return Err(ChildRefused::TooMany(format!("one attempt may enqueue {} jobs", self.caps.children)));
         }
+        let first = children.iter().find(|(other, _)| child.unique_key.is_some() && other.unique_key == child.unique_key);
+        if let Some((_, id)) = first {
+            return Ok(*id);
+        }
         let id = self.surroundings.new_id();
-        let probe = NewJob {
-            id,
-            contract: child.contract.clone(),
-            queue: child.queue.clone().unwrap_or_else(|| self.parent.queue.clone()),
-            payload: child.payload.clone(),
-            metadata: child.metadata.clone(),
-            trace_parent: None,
-            due: None,
-            explicit: warp_domain::policy::Declared::default(),
-            unique_key: child.unique_key.clone(),
-        };
+        // As it will be written, with what it inherits: a child that cannot be stored must not poison the settle.
+        let probe = self.job_of(child.clone(), id, None);
         warp_store::codec::check_new_job(&probe).map_err(ChildRefused::Invalid)?;
         children.push((child, id));
         Ok(id)

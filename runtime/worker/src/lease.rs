@@ -23,7 +23,7 @@ impl Lease {
 
     /// A renewal that was *sent* at `sent` succeeded: runs may go on until shortly before it could lapse.
     pub(crate) fn extend(&self, sent: Duration, lease: Duration, stop_before: Duration) {
-        let until = sent + lease.saturating_sub(stop_before);
+        let until = sent.saturating_add(lease.saturating_sub(stop_before));
         self.stop_at.fetch_max(u64::try_from(until.as_millis()).unwrap_or(u64::MAX), Ordering::AcqRel);
     }
 

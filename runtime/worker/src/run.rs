@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use tokio::sync::{Notify, Semaphore};
-use warp_domain::ending::{Ending, Observed, Outcome, RunFacts, end_of};
+use warp_domain::ending::{Ending, FailedReason, Observed, Outcome, RunFacts, end_of};
 use warp_pipeline::{AttemptInfo, Handler, HostCalls, StopReason, StopSignal};
 use warp_store::{Claimed, Settle};
 
@@ -102,8 +102,10 @@ pub(crate) async fn work(lanes: Arc<Lanes>, config: Arc<HostConfig>, surrounding
 }
 
 async fn execute(run: &Arc<Run>) -> Outcome {
-    // Asked once more on this side: a run that was stopped while it waited must not begin.
-    if let Some(reason) = run.stop.reason() {
+    // Asked once more on this side: a run that was stopped or cancelled while it waited must not begin, nor one
+    // whose host has lost its claim to it since (C3).
+    let reason = run.stop.reason().or_else(|| run.calls.is_cancelled().then_some(StopReason::Cancelled));
+    if let Some(reason) = reason.or_else(|| (!run.calls.lease_is_good()).then_some(StopReason::HandBack)) {
         return stopped_before_start(reason, run.timeout);
     }
     let Claimed { id, run: number, attempt, lane, payload, metadata, trace_parent, keyed, token, .. } = &run.claimed;
@@ -121,7 +123,8 @@ async fn execute(run: &Arc<Run>) -> Outcome {
         fencing_token: keyed.then(|| token.0.to_string()),
     };
     let calls: Arc<dyn HostCalls> = Arc::<RunCalls>::clone(&run.calls);
-    let attempt = AssertUnwindSafe(run.handler.run(info, calls, Arc::clone(&run.stop)));
+    // The call itself is inside: a handler may panic before it has returned its future.
+    let attempt = AssertUnwindSafe(async { run.handler.run(info, calls, Arc::clone(&run.stop)).await });
     match attempt.catch_unwind().await {
         Ok(outcome) => outcome,
         Err(panic) => Outcome::Observed(Observed::Trapped(format!("the host panicked while it ran the handler: {}", panic_text(&*panic)))),
@@ -151,8 +154,14 @@ fn settle_of(run: &Run, outcome: Outcome, took: Duration, config: &HostConfig, s
         draw: surroundings.draw(),
     };
     let ending = match end_of(outcome, &facts) {
-        // Somebody asked for the end of this job: whatever would start it again does not.
-        Ending::Retry { .. } | Ending::Snooze { .. } | Ending::HandBack { .. } if run.calls.is_cancelled() => {
+        // Somebody asked for the end of this job. What was finished counts, and so does a permanent failure;
+        // whatever would start it again, had it the budget or not, does not.
+        Ending::Retry { .. }
+        | Ending::Snooze { .. }
+        | Ending::HandBack { .. }
+        | Ending::Failed { reason: FailedReason::NoRetry | FailedReason::RetryExhausted, .. }
+            if run.calls.is_cancelled() =>
+        {
             Ending::Deleted { message: "cancelled".to_owned() }
         }
         ending => ending,

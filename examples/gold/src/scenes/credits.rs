@@ -13,16 +13,18 @@ const GOLD: i64 = 1_000;
 const WORKERS: u32 = 16;
 /// Few enough that their credits overlap, enough that workers find work while one player's key is held.
 const PLAYERS: std::ops::RangeInclusive<u32> = 11..=20;
-/// A race, and a kill, may miss. So often the scene is played before that is a finding.
-const ROUNDS: i64 = 5;
+/// A race, and a kill, may miss. Before that is a finding the scene is played again, each time with more credits, so
+/// that on any machine some kill meets running jobs.
+const ROUNDS: u32 = 5;
+const GROWTH: i64 = 4;
 
 pub fn without_mutex(theatre: &Theatre, size: Size, rows: &mut Rows) -> Result<()> {
     let mut stage = theatre.stage("a")?;
     stage.start_host(WORKERS)?;
     let mut paid = 0;
     let mut owned = 0;
-    for _ in 0..ROUNDS {
-        paid += credit_all(&stage, "credit", size)?;
+    for round in 0..ROUNDS {
+        paid += credit_all(&stage, "credit", size.credits * GROWTH.pow(round))?;
         stage.wait()?;
         owned = sum(&mut stage, "purses")?;
         if owned != paid {
@@ -43,7 +45,7 @@ pub fn without_mutex(theatre: &Theatre, size: Size, rows: &mut Rows) -> Result<(
 pub fn under_mutex(theatre: &Theatre, size: Size, rows: &mut Rows) -> Result<()> {
     let mut stage = theatre.stage("b")?;
     stage.start_host(WORKERS)?;
-    let paid = credit_all(&stage, "credit-locked", size)?;
+    let paid = credit_all(&stage, "credit-locked", size.credits)?;
     stage.wait()?;
     all_completed(&mut stage)?;
     let owned = sum(&mut stage, "balances")?;
@@ -69,8 +71,8 @@ pub fn under_fire(theatre: &Theatre, size: Size, rows: &mut Rows) -> Result<()> 
     let mut stage = theatre.stage("c")?;
     let hosts = [stage.start_host(WORKERS / 2)?, stage.start_host(WORKERS / 2)?];
     let (mut paid, mut kills, mut cut_short) = (0, 0_u32, 0);
-    for _ in 0..ROUNDS {
-        paid += credit_all(&stage, "credit-locked", size)?;
+    for round in 0..ROUNDS {
+        paid += credit_all(&stage, "credit-locked", size.credits * GROWTH.pow(round))?;
         let before = stage.status()?.jobs("Completed");
         // The clock starts when jobs run: a host that is killed while it loads its plugin proves nothing.
         let mut last: Option<Instant> = None;
@@ -104,11 +106,11 @@ pub fn under_fire(theatre: &Theatre, size: Size, rows: &mut Rows) -> Result<()> 
 }
 
 /// Enqueues the credits, player after player in turn, and answers how much gold that is.
-fn credit_all(stage: &Stage<'_>, contract: &str, size: Size) -> Result<i64> {
-    let players = PLAYERS.cycle().zip(0..size.credits).map(|(player, _)| player);
+fn credit_all(stage: &Stage<'_>, contract: &str, credits: i64) -> Result<i64> {
+    let players = PLAYERS.cycle().zip(0..credits).map(|(player, _)| player);
     let payloads: Vec<Value> = players.map(|player| json!({ "player_id": player, "gold": GOLD })).collect();
     stage.enqueue(contract, &payloads)?;
-    Ok(size.credits * GOLD)
+    Ok(credits * GOLD)
 }
 
 /// What all players own together.

@@ -52,7 +52,8 @@ fn no_command_is_without_a_page() {
     let ground = Ground::new();
     let help = ground.run(&["--help"]).good();
     let commands = help.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
-    let names: Vec<_> = commands.filter_map(|line| line.strip_prefix("  ").filter(|line| !line.starts_with(' '))?.split_whitespace().next()).collect();
+    let names: Vec<_> =
+        commands.filter_map(|line| line.strip_prefix("  ").filter(|line| !line.starts_with(' '))?.split_whitespace().next()).collect();
     assert!(names.len() > 15, "{names:?}");
     for name in names.iter().filter(|name| **name != "help") {
         assert!(PAGES.iter().any(|page| page.first() == Some(name)), "{name}");

@@ -1,6 +1,6 @@
 //! One `warp-host run` process.
 //!
-//! What must stay true: whatever happens to the story, no host outlives it.
+//! What must stay true: a scene that fails leaves no host behind.
 
 use std::fs::File;
 use std::os::unix::process::ExitStatusExt;

@@ -61,7 +61,7 @@ fn drop_into_full_bag(stage: &mut Stage<'_>, commit: &str) -> Result<(Value, Val
     ensure!(job["state"] == "Failed", "a drop into a full bag is {}", job["state"]);
     let failed = stage.result_of("inventory", player.clone())?;
 
-    stage.enqueue("make-room", &[player.clone()])?;
+    stage.enqueue("make-room", std::slice::from_ref(&player))?;
     stage.wait()?;
     stage.requeue(&ids[0])?;
     stage.wait()?;

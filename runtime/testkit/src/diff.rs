@@ -95,17 +95,18 @@ pub async fn compare(left: &dyn Store, right: &dyn Store, seed: u64, steps: usiz
     Ok(())
 }
 
-/// Compares many seeds on fresh pairs of stores, and cuts the first failing one down.
+/// Compares many seeds on fresh pairs of stores, and cuts the first failing one down. With each pair comes what must
+/// outlive it, such as the directory of a file.
 ///
 /// # Errors
 /// A report for people.
-pub async fn compare_seeds<L: Store, R: Store>(
+pub async fn compare_seeds<L: Store, R: Store, K>(
     seeds: std::ops::Range<u64>,
     steps: usize,
-    mut fresh: impl AsyncFnMut() -> (L, R),
+    mut fresh: impl AsyncFnMut() -> (L, R, K),
 ) -> Result<(), String> {
     for seed in seeds {
-        let (left, right) = fresh().await;
+        let (left, right, _keep) = fresh().await;
         let Err(mut report) = compare(&left, &right, seed, steps, &[]).await else { continue };
         let mut without = vec![false; steps];
         let mut chunk = steps.max(2) / 2;
@@ -116,7 +117,7 @@ pub async fn compare_seeds<L: Store, R: Store>(
                 if fewer == without {
                     continue;
                 }
-                let (left, right) = fresh().await;
+                let (left, right, _keep) = fresh().await;
                 if let Err(still) = compare(&left, &right, seed, steps, &fewer).await {
                     (without, report) = (fewer, still);
                 }

@@ -6,6 +6,7 @@
 //!   compared with it.
 //! - [`sim`]: several hosts on one model, a simulated clock, and a scheduler that interleaves their steps and breaks
 //!   them off between any two. An [`oracle`] of its own keeps its own account of every start and every slot.
+//! - [`diff`]: the same random commands on two stores, and everything that can be seen of both after each.
 //! - [`explore`]: every interleaving of small cases, breadth first; and key rows as locks that are taken one by one.
 //!
 //! What must stay true: nothing here reads a clock or a random source, so the same seed does the same. Nothing above
@@ -21,7 +22,8 @@
 //! ```
 //!
 //! `WARP_SIM_SEEDS=200000` runs as many seeds as one likes instead of the ten thousand of the normal test command.
-//! `WARP_SIM_MUTATION` with the name of a row of the mutation table replays the seed with that rule broken.
+//! `WARP_SIM_MUTATION` with a mutation's name as the table test prints it (`StaleView`, `Ledger(HeadOfLine)`) replays the
+//! seed with that rule broken.
 
 pub mod diff;
 pub mod explore;

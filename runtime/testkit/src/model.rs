@@ -852,12 +852,14 @@ impl Model {
         }
         #[cfg(feature = "mutations")]
         let before: BTreeMap<_, _> = self.keys.keys().map(|&key| (key, self.view(key, 0))).collect();
-        // Two views in one transaction, as in a driver: what the ends have changed is written, then read again.
-        let mut done = Exchanged { settled: self.settle_batch(params.host, &params.settles, params.now), ..Exchanged::default() };
+        // One view of the keys for both halves: what an end has promised to a wide job, the claims count.
+        let (settled, mut tx) = self.settle_batch(params.host, &params.settles, params.now);
+        let mut done = Exchanged { settled, ..Exchanged::default() };
         if let Some(claim) = &params.claim {
-            self.claim(params.host, claim, params.now, &mut done);
+            self.claim(&mut tx, params.host, claim, &mut done);
         }
-        let due = self.rows.values().filter(|row| row.place == Place::Scheduled && row.due > params.now).map(|row| row.due);
+        self.commit(tx);
+        let due = self.rows.values().filter(|row| row.place == Place::Scheduled).map(|row| row.due);
         done.next_due = due.min();
         #[cfg(feature = "mutations")]
         {
@@ -866,9 +868,10 @@ impl Model {
         Ok(done)
     }
 
-    /// One transaction, or, when a row cannot be written, halves of the batch until that row stands alone. (A driver
-    /// that sees the poison before it writes need not split; [`Model::splits_batches`] decides which one this is.)
-    fn settle_batch(&mut self, host: HostId, settles: &[Settle], now: UnixMillis) -> Vec<SettleVerdict> {
+    /// One transaction, which is still open, or, when a row cannot be written, halves of the batch until that row stands
+    /// alone; then the last of them is open. (A driver that sees the poison before it writes need not split;
+    /// [`Model::splits_batches`] decides which one this is.)
+    fn settle_batch(&mut self, host: HostId, settles: &[Settle], now: UnixMillis) -> (Vec<SettleVerdict>, Tx) {
         let may_split = self.splits_batches && settles.len() > 1;
         let before = (may_split && settles.iter().any(|settle| poison(settle).is_some())).then(|| self.clone());
         let mut tx = self.begin(now);
@@ -876,20 +879,22 @@ impl Model {
             settles.iter().map(|settle| self.settle(&mut tx, host, settle, !may_split)).collect();
         match (verdicts, before) {
             (Ok(verdicts), _) => {
-                self.commit(tx);
-                verdicts
+                self.hand_on_further(&mut tx);
+                (verdicts, tx)
             }
             (Err(Poison), Some(before)) => {
                 *self = before;
                 if broken!(self, PoisonTakesTheBatch) {
-                    return vec![SettleVerdict::Poison; settles.len()];
+                    return (vec![SettleVerdict::Poison; settles.len()], self.begin(now));
                 }
                 let (left, right) = settles.split_at(settles.len() / 2);
-                let mut verdicts = self.settle_batch(host, left, now);
-                verdicts.extend(self.settle_batch(host, right, now));
-                verdicts
+                let (mut verdicts, tx) = self.settle_batch(host, left, now);
+                self.commit(tx);
+                let (further, tx) = self.settle_batch(host, right, now);
+                verdicts.extend(further);
+                (verdicts, tx)
             }
-            (Err(Poison), None) => Vec::new(),
+            (Err(Poison), None) => (Vec::new(), tx),
         }
     }
 
@@ -984,13 +989,13 @@ impl Model {
     }
 
     /// Page by page, what is reserved first, oldest due first; what a page has woken is in the next.
-    fn claim(&mut self, host: HostId, params: &ClaimParams, now: UnixMillis, done: &mut Exchanged) {
+    fn claim(&mut self, tx: &mut Tx, host: HostId, params: &ClaimParams, done: &mut Exchanged) {
+        let now = tx.now;
         for row in self.rows.values_mut().filter(|row| row.place == Place::Scheduled && row.due <= now) {
             row.place = Place::Ready;
             row.changed_at = now;
         }
         let most = usize::try_from(params.max).unwrap_or(usize::MAX);
-        let mut tx = self.begin(now);
         let (mut page, mut seen) = (most, 0);
         while done.claimed.len() < most && seen < MOST_CANDIDATES {
             let mut found = self.page(&params.lanes, Place::Reserved, page);
@@ -1004,13 +1009,12 @@ impl Model {
             self.name_keys(&found);
             for (job, lane) in found {
                 if done.claimed.len() < most {
-                    self.claim_one(&mut tx, host, job, lane, done);
+                    self.claim_one(tx, host, job, lane, done);
                 }
             }
-            self.hand_on_further(&mut tx);
+            self.hand_on_further(tx);
             page = (page * 2).clamp(64, 1024);
         }
-        self.commit(tx);
         done.more = done.claimed.len() >= most || seen >= MOST_CANDIDATES;
     }
 

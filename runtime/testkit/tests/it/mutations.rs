@@ -12,7 +12,7 @@ use crate::sim::{STEPS, plan};
 const MOST_SEEDS: u64 = 3_000;
 
 /// Rule, what is broken about it, the mutation.
-const TABLE: &[(&str, &str, Mutation)] = &[
+pub(crate) const TABLE: &[(&str, &str, Mutation)] = &[
     ("C1", "a settle matches the job alone, not its token", Mutation::SettleIgnoresToken),
     ("C1 (W3)", "a late settle frees the slots by job id", Mutation::LateSettleFrees),
     ("C1", "a claim does not check that its host is registered", Mutation::ClaimIgnoresLease),
@@ -72,7 +72,7 @@ fn every_broken_rule_is_noticed() {
         match noticed {
             Some((seeds, broken)) => {
                 let broken: String = broken.chars().take(110).collect();
-                let _ = writeln!(text, "{rule:<12} {what:<60} {seeds:>5}  {broken}");
+                let _ = writeln!(text, "{rule:<12} {what:<60} {seeds:>5}  {mutation:?}: {broken}");
             }
             None => missed.push(format!("{rule}: {what}")),
         }

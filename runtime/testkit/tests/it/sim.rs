@@ -83,7 +83,11 @@ fn a_seed_does_the_same_again() {
 #[test]
 fn replay() {
     let Some(seed) = number("WARP_SIM_SEED") else { return };
-    let plan = Plan { whole_trace: true, ..plan(seed) };
+    let mutation = std::env::var("WARP_SIM_MUTATION").ok().map(|name| {
+        let named = crate::mutations::TABLE.iter().map(|(_, _, mutation)| *mutation).find(|mutation| format!("{mutation:?}") == name);
+        named.unwrap_or_else(|| panic!("no mutation is called {name}"))
+    });
+    let plan = Plan { whole_trace: true, mutation, ..plan(seed) };
     match run(&plan) {
         Ok(seen) => println!("seed {seed} keeps every promise: {seen:?}"),
         Err(failure) => {

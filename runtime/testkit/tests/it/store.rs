@@ -11,7 +11,7 @@ fn runtime() -> tokio::runtime::Runtime {
 #[test]
 fn two_models_agree_and_a_difference_shows() {
     runtime().block_on(async {
-        let report = compare_seeds(0..200, 80, async || (ModelStore::new(), ModelStore::new())).await;
+        let report = compare_seeds(0..200, 80, async || (ModelStore::new(), ModelStore::new(), ())).await;
         assert_eq!(report, Ok(()));
         let (left, right) = (ModelStore::new(), ModelStore::new());
         warp_store::Store::set_limit(&left, "a", 1, "somebody", warp_domain::UnixMillis(0)).await.expect("the model refuses no limit");

@@ -19,18 +19,10 @@ use crate::schema;
 
 /// The safety net.
 const POLL: Duration = Duration::from_secs(1);
-/// After a hint: the pauses between looks. The first also gathers the hints of one commit.
-const LOOKS: [Duration; 9] = [
-    Duration::from_millis(1),
-    Duration::from_millis(1),
-    Duration::from_millis(2),
-    Duration::from_millis(4),
-    Duration::from_millis(8),
-    Duration::from_millis(16),
-    Duration::from_millis(32),
-    Duration::from_millis(64),
-    Duration::from_millis(128),
-];
+/// After a hint: how often to look, and the longest pause between two looks. Pauses grow from one millisecond, which
+/// also gathers the hints of one commit; together they outlast the sync of a slow disk.
+const LOOKS: u32 = 32;
+const LONGEST_PAUSE: Duration = Duration::from_millis(16);
 
 /// A counter of changes with people who wait for the next one.
 pub(crate) struct Changes {
@@ -49,11 +41,13 @@ impl Changes {
         Changes { count: watch::Sender::new(0), seen: Mutex::new(0), wakes: AtomicI64::new(wakes), looked: AtomicU64::new(0) }
     }
 
-    /// The number in the file as somebody has read or written it. Announces what is new.
-    pub(crate) fn learn(&self, wakes: i64) {
-        if self.wakes.fetch_max(wakes, Ordering::AcqRel) < wakes {
+    /// The number in the file as somebody has read or written it. Announces what is new, and says whether it was.
+    pub(crate) fn learn(&self, wakes: i64) -> bool {
+        let is_new = self.wakes.fetch_max(wakes, Ordering::AcqRel) < wakes;
+        if is_new {
             self.count.send_modify(|count| *count = count.wrapping_add(1));
         }
+        is_new
     }
 
     /// The writer has read the number.
@@ -85,24 +79,30 @@ pub(crate) async fn watch(path: PathBuf, changes: Arc<Changes>) {
     }
     let mut conn = None;
     loop {
-        let before = changes.looked.load(Ordering::Acquire);
         let hinted = tokio::time::timeout(POLL, hints.notified()).await.is_ok();
-        for (at, pause) in LOOKS.into_iter().enumerate() {
-            tokio::time::sleep(pause).await;
-            // Two looks of the writer: the second began after the hint.
-            let writer_looked = changes.looked.load(Ordering::Acquire) >= before + 2;
-            if !writer_looked && let Some(wakes) = look(&mut conn, &path).await {
-                changes.learn(wakes);
-            }
-            if !hinted || at > 0 && writer_looked {
+        let before = changes.looked.load(Ordering::Acquire);
+        for at in 0..LOOKS {
+            tokio::time::sleep(Duration::from_millis(1 << at.min(10)).min(LONGEST_PAUSE)).await;
+            // The writer reads under the file's write lock. Whoever wrote the log at the hint had that lock, so a
+            // later look of the writer has seen its commit.
+            let writer_looked = changes.looked.load(Ordering::Acquire) > before;
+            let is_new = match look(&mut conn, &path, writer_looked).await {
+                Some(wakes) => changes.learn(wakes),
+                None => false,
+            };
+            if !hinted || is_new || writer_looked {
                 break;
             }
         }
     }
 }
 
-/// Reads the number on a connection of its own; opens it again after a fault.
-async fn look(conn: &mut Option<SqliteConnection>, path: &Path) -> Option<i64> {
+/// Reads the number on a connection of its own; opens it again after a fault. Nothing is read when the
+/// look is spared.
+async fn look(conn: &mut Option<SqliteConnection>, path: &Path, spared: bool) -> Option<i64> {
+    if spared {
+        return None;
+    }
     if conn.is_none() {
         *conn = SqliteConnection::connect_with(&schema::reader_options(path)).await.ok();
     }

@@ -239,3 +239,20 @@ impl Store for SqliteStore {
         self.told("list served contracts", read::served_contracts(&self.readers).await)
     }
 }
+
+/// The queries that must not slow down with the number of ended rows: name, text, and the indexes they rely on. For
+/// the test of their plans.
+#[doc(hidden)]
+#[must_use]
+pub fn hot_queries() -> Vec<(&'static str, &'static str, &'static [&'static str])> {
+    vec![
+        ("claim of ready rows", claim::READY, &["state_ready (lane=?)"]),
+        ("claim of reserved rows", claim::RESERVED, &["state_reserved (lane=?)"]),
+        ("activation", exchange::ACTIVATE, &["state_scheduled"]),
+        ("heads of lines", keys::KEYS, &["state_parked", "SEARCH t USING PRIMARY KEY", "SEARCH b USING PRIMARY KEY"]),
+        ("rest of a line", keys::REST_OF_LINE, &["state_parked"]),
+        ("rescue", hosts::RUNNING_OF, &["state_running"]),
+        ("unclaimed reservations", upkeep::STALE, &["state_reserved", "state_woken"]),
+        ("ends of runs", settle::SETTLED_ROWS, &["SEARCH s USING INTEGER PRIMARY KEY"]),
+    ]
+}

@@ -1,5 +1,7 @@
 //! Tests of the driver against real files.
 
-mod basics;
 mod conformance;
+mod files;
 mod model;
+mod plans;
+mod processes;

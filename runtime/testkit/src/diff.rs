@@ -211,7 +211,7 @@ impl Pair<'_> {
         let served: Vec<_> = self.served(at).into_iter().map(|declarations| Served { declarations }).collect();
         let serves = self.serves[at].clone();
         self.say(|line| write!(line, "host {at} serves {serves:?}"));
-        same("publishing", kinds(both!(self, |store, side| store.serve(host[side], served.clone()))))?.map_err(|error| error)
+        same("publishing", kinds(both!(self, |store, side| store.serve(host[side], served.clone()))))?
     }
 
     async fn serve(&mut self, at: usize, rng: &mut Rng) -> Result<(), String> {

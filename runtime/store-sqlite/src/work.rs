@@ -50,6 +50,8 @@ pub(crate) struct Work {
     /// Rows of runs that this process has claimed, as they were written. Every write that ends one is guarded by its
     /// token, so an entry that somebody else has made untrue is noticed and read again.
     pub(crate) running: HashMap<i64, StateRow>,
+    others_wrote: bool,
+    is_prepared: bool,
     path: Arc<PathBuf>,
     latest: UnixMillis,
     announce: bool,
@@ -67,6 +69,8 @@ impl Work {
             stored_sequence: nothing,
             names: Names::default(),
             running: HashMap::new(),
+            others_wrote: false,
+            is_prepared: false,
             path,
             latest: UnixMillis(0),
             announce: false,
@@ -84,6 +88,11 @@ impl Work {
     /// Takes the write lock of the file and reads the sequence, which another process may have moved.
     pub(crate) async fn begin(&mut self) -> Result<(), Fault> {
         self.announce = false;
+        if !self.is_prepared {
+            // Waiting is the writer's own affair.
+            self.conn.execute("PRAGMA busy_timeout = 0").await?;
+            self.is_prepared = true;
+        }
         self.conn.execute("BEGIN IMMEDIATE").await?;
         let row = sqlx::query("SELECT handle, token, ticket, entry, wakes FROM sequence").fetch_one(&mut self.conn).await?;
         self.sequence = Sequence {
@@ -93,8 +102,14 @@ impl Work {
             entry: row.try_get(3)?,
             wakes: row.try_get(4)?,
         };
+        self.others_wrote = self.stored_sequence.handle > 0 && self.stored_sequence != self.sequence;
         self.stored_sequence = self.sequence;
         Ok(())
+    }
+
+    /// Whether another process has drawn numbers since this one did.
+    pub(crate) fn others_wrote(&self) -> bool {
+        self.others_wrote
     }
 
     pub(crate) async fn commit(&mut self) -> Result<(), Fault> {
@@ -112,6 +127,7 @@ impl Work {
                 .await?;
         }
         self.conn.execute("COMMIT").await?;
+        self.stored_sequence = self.sequence;
         self.names.uncommitted = false;
         Ok(())
     }

@@ -28,6 +28,13 @@ const QUEUE: usize = 1024;
 const GROUP: usize = 64;
 /// How long the write lock is waited for before a caller hears of it.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// The longest pause between two tries to get it. SQLite's own waiting grows to a hundred milliseconds, which the
+/// next holder of a key in this process would have to wait as well.
+const LONGEST_PAUSE: Duration = Duration::from_millis(1);
+/// After another process has written: for how long this one leaves it a gap after each of its own transactions.
+/// Without it a busy process takes the lock again before the other has looked.
+const COURTESY: Duration = Duration::from_millis(100);
+const GAP: Duration = Duration::from_millis(1);
 
 /// The callers' end.
 #[derive(Clone)]
@@ -109,7 +116,7 @@ impl Writer {
     pub(crate) fn start(options: &OpenOptions, conn: SqliteConnection, changes: Arc<Changes>) -> Self {
         let path = Arc::new(options.path.clone());
         let (commands, queue) = mpsc::channel(QUEUE);
-        let shell = Shell { path: path.clone(), work: Some(Work::new(conn, path.clone())), changes };
+        let shell = Shell { path: path.clone(), work: Some(Work::new(conn, path.clone())), changes, others_wrote: None };
         tokio::spawn(shell.run(queue));
         Writer { commands, path }
     }
@@ -133,6 +140,8 @@ struct Shell {
     /// `None` after a fault that may have spoiled the connection; the next command opens a new one.
     work: Option<Work>,
     changes: Arc<Changes>,
+    /// When another process was last seen to have written.
+    others_wrote: Option<Instant>,
 }
 
 impl Shell {
@@ -140,6 +149,9 @@ impl Shell {
         let mut group = Vec::with_capacity(GROUP);
         while queue.recv_many(&mut group, GROUP).await > 0 {
             self.transact(&mut group).await;
+            if !queue.is_empty() && self.others_wrote.is_some_and(|at| at.elapsed() < COURTESY) {
+                tokio::time::sleep(GAP).await;
+            }
         }
         if let Some(work) = self.work {
             let _ = work.into_connection().close().await;
@@ -220,11 +232,14 @@ impl Shell {
             match work.begin().await {
                 Ok(()) => {
                     self.changes.writer_looked(work.sequence.wakes);
+                    if work.others_wrote() {
+                        self.others_wrote = Some(Instant::now());
+                    }
                     return Ok(work);
                 }
                 Err(fault) if fault.kind() == StoreErrorKind::Busy && since.elapsed() < PATIENCE => {
                     tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(Duration::from_millis(2));
+                    pause = (pause * 2).min(LONGEST_PAUSE);
                 }
                 Err(fault) => {
                     // A connection that still answers is kept: a full disk or a lock is not its fault.

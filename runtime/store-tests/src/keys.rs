@@ -93,7 +93,7 @@ pub async fn skip_never_deletes_what_has_run(world: World) {
         match way {
             "retry" => world.end(&doomed, &claimed, retry_at(world.now())).await,
             "hand-back" => world.end(&doomed, &claimed, hand_back()).await,
-            "rescue" => drop(world.rescue(&doomed).await),
+            "rescue" => assert_eq!(world.rescue(&doomed).await.requeued, 1),
             _ => {
                 world.complete(&doomed, &claimed).await;
             }

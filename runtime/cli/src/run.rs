@@ -12,7 +12,7 @@ use warp_domain::ending::State;
 use warp_plugin_host::{PluginDir, PluginDirConfig, Registry};
 use warp_store::{JobFilter, Store};
 use warp_store_sqlite::{OpenOptions, SqliteStore};
-use warp_worker::{Host, HostConfig, StopLevel, Stopped, Surroundings};
+use warp_worker::{Host, HostConfig, HostReport, StopLevel, Stopped, Surroundings};
 
 use crate::args::RunArgs;
 use crate::commands::database;
@@ -65,6 +65,7 @@ async fn serve(args: &RunArgs, config: &Config, guests: tokio::runtime::Handle) 
     }
     drop(plugins);
     let report = numbers.report();
+    log_numbers(&report);
     let runs = text::count(report.settled, "run");
     text::note(format!("stopped after {} and {runs}", text::rough(begin.elapsed())));
     if !deregistered {
@@ -77,6 +78,24 @@ async fn serve(args: &RunArgs, config: &Config, guests: tokio::runtime::Handle) 
         text::note(format!("{} handed back, uncharged", text::count(abandoned as u64, "run")));
     }
     Ok(())
+}
+
+/// What this host did, for whoever looks into how it did it.
+fn log_numbers(report: &HostReport) {
+    let HostReport { exchanges, claimed, settled, late, parked, parked_again, skipped, unknown_rows, rescued, running } = *report;
+    tracing::debug!(
+        exchanges,
+        claimed,
+        settled,
+        late,
+        parked,
+        parked_again,
+        skipped,
+        unknown_rows,
+        rescued,
+        running,
+        "numbers of this host"
+    );
 }
 
 fn host_config(config: &Config) -> HostConfig {

@@ -3,6 +3,7 @@
 //! Each test has a directory of its own, which is the working directory of what it runs, and an environment
 //! without anything of whoever runs the tests.
 
+mod acceptance;
 mod database;
 mod help;
 mod jobs;

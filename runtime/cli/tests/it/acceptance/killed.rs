@@ -1,0 +1,121 @@
+//! `kill -9` of one of two processes, again and again: nothing is lost, nothing runs twice at a time, and whoever
+//! was interrupted runs again soon and pays nothing.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use warp_domain::ending::State;
+
+use super::{Host, Scene, ended, size, wall};
+
+const KEYS: usize = 8;
+const LEASE: Duration = Duration::from_secs(6);
+/// The other hosts are looked at three times per lease.
+const SWEEP: Duration = Duration::from_secs(2);
+/// What a busy machine may add.
+const SLACK: Duration = Duration::from_secs(2);
+/// Enough for the kills to fall among running, waiting and settling jobs alike.
+const JOBS_BETWEEN: usize = 120;
+
+/// Numbers that nobody can foresee, and that a printed seed repeats.
+struct Draw(u64);
+
+impl Draw {
+    fn below(&mut self, limit: u64) -> u64 {
+        // Knuth's multiplier; the upper half is the random one.
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % limit
+    }
+}
+
+/// A host that was killed.
+struct Death {
+    pid: u32,
+    at: u64,
+}
+
+fn start(scene: &Scene) -> Host {
+    Host::start(scene, &["--workers", "5", "--lease", "6s"], "ledger.wasm")
+}
+
+#[test]
+fn killed_processes_lose_nothing_and_let_nothing_overlap() {
+    let kills = size(5, 50);
+    let scene = Scene::new();
+    scene.publish("[contract.work]\n[handler.work]\nmutex = { key = \"work:{key}\", mode = \"wait\" }");
+    let seed = wall();
+    let mut draw = Draw(seed);
+    eprintln!("{kills} kills, seed {seed}");
+    let mut hosts = [(); 2].map(|()| start(&scene));
+    let (mut ids, mut deaths) = (Vec::new(), Vec::new());
+    for _ in 0..kills {
+        let more: Vec<_> = (0..JOBS_BETWEEN).map(|job| format!(r#"{{"key":"k{}","ms":"{}"}}"#, job % KEYS, 1 + draw.below(20))).collect();
+        ids.extend(scene.enqueue("work", more));
+        // Some of what is there has ended, and the rest has not.
+        let enough = ids.len() as u64 - 1 - draw.below(JOBS_BETWEEN as u64 - 20);
+        scene.until("some of the jobs to end", |overview| ended(overview) >= enough);
+        std::thread::sleep(Duration::from_micros(draw.below(20_000)));
+        let victim = usize::from(draw.below(2) == 1);
+        let pid = hosts[victim].pid();
+        deaths.push(Death { pid, at: hosts[victim].kill() });
+        hosts[victim] = start(&scene);
+    }
+    scene.until("the end of every job", |overview| ended(overview) == ids.len() as u64);
+    for host in hosts {
+        host.stop();
+    }
+    let slowest = judge(&scene, &ids, &deaths);
+    assert!(slowest <= LEASE + SWEEP + SLACK, "a job waited {slowest:?} for its rescue");
+}
+
+/// Compares the ledger with the database. Returns how long it took at most from a kill to the rescue of its jobs.
+fn judge(scene: &Scene, ids: &[String], deaths: &[Death]) -> Duration {
+    let mut slowest = Duration::ZERO;
+    let mut rescues = 0;
+    let mut killed_runs = HashMap::new();
+    let mut keys = HashMap::new();
+    for id in ids {
+        let job = scene.job(id);
+        // One charged attempt, however often its host died.
+        assert_eq!((job.summary.state, job.summary.attempts), (State::Completed, 1), "{job:?}");
+        let given_back = |message: &str| job.audit.iter().filter(|row| row.message == message && row.run > 0).count();
+        let died = given_back("its host died");
+        let waits = job.audit.iter().filter(|row| row.message.starts_with("Requeued — ")).count();
+        let requeues = job.audit.iter().filter(|row| row.event == "Requeued").count();
+        assert_eq!(job.summary.runs as usize, 1 + requeues - waits, "a run is missing in the history: {job:?}");
+        rescues += died;
+        for row in job.audit.iter().filter(|row| row.event == "Processing") {
+            let host = row.host.as_deref().expect("a run has a host");
+            let pid: u32 = host.rsplit(':').next().and_then(|pid| pid.parse().ok()).expect("a host is called MACHINE:PID");
+            let Some(death) = deaths.iter().find(|death| death.pid == pid) else { continue };
+            killed_runs.insert((id.clone(), row.run), death.at);
+            if let Some(rescue) = job.audit.iter().find(|of| of.run == row.run && of.message == "its host died") {
+                let after = u64::try_from(rescue.at.0).expect("after 1970").saturating_sub(death.at / 1_000_000);
+                slowest = slowest.max(Duration::from_millis(after));
+            }
+        }
+        keys.insert(id.clone(), job.keys);
+    }
+    let mut ledger = scene.ledger();
+    let mut interrupted = 0;
+    for entry in &mut ledger.entries {
+        // What was torn off while it was written down has no key in the ledger.
+        entry.key = keys[&entry.job].concat();
+        if entry.end.is_none() {
+            let killed = killed_runs.get(&(entry.job.clone(), entry.run));
+            entry.end = Some(*killed.unwrap_or_else(|| panic!("it has no end, and its host was not killed: {entry:?}")));
+            interrupted += 1;
+        }
+    }
+    let most = ledger.most_at_once();
+    assert_eq!(most.len(), KEYS);
+    assert!(most.values().all(|most| *most == 1), "two at once: {most:?}");
+    ledger.assert_tokens_grow();
+    eprintln!(
+        "{} jobs, {} starts, {rescues} rescued, {interrupted} of them in the middle of their work; rescued within {slowest:.1?} of the kill",
+        ids.len(),
+        ledger.entries.len(),
+    );
+    assert!(interrupted > 0, "no kill met a running job");
+    slowest
+}

@@ -1,0 +1,336 @@
+//! What the product promises, kept by real processes: hosts that are the shipped program, a handler that keeps a
+//! ledger outside of them, and a test that compares the ledger with what the database says.
+//!
+//! What must stay true: whether two attempts overlapped is read from the ledger alone, never from the host's own
+//! account. Figures are printed, not asserted, except where the promise itself is a time.
+//!
+//! `WARP_SOAK=1` runs the same tests at the sizes of a long night (`cargo xtask soak`).
+
+mod crowd;
+mod killed;
+mod stopped;
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::time::{Duration, Instant, SystemTime};
+
+use warp_domain::JobId;
+use warp_store::{JobDetails, Overview, Store};
+use warp_store_sqlite::{OpenOptions, SqliteStore};
+
+use crate::Ground;
+use crate::stage::now;
+
+/// No wait of these tests is longer: what has not happened by then on a busy machine does not happen.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The larger number where somebody asked for a long run.
+fn size(usual: usize, soak: usize) -> usize {
+    if std::env::var_os("WARP_SOAK").is_some() { soak } else { usual }
+}
+
+/// The workspace's target directory: guests and compiled code are kept there between runs.
+fn target() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target")
+}
+
+fn build(manifest: &str, package: &str) {
+    let status = Command::new(env!("CARGO"))
+        .args(["build", "--quiet", "--release", "--target", "wasm32-wasip2", "--package", package, "--manifest-path"])
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(manifest))
+        .arg("--target-dir")
+        .arg(target().join("test-guests"))
+        .status()
+        .expect("cargo starts");
+    assert!(status.success(), "{package} does not build");
+}
+
+fn built(name: &str) -> PathBuf {
+    target().join("test-guests/wasm32-wasip2/release").join(name)
+}
+
+/// The guest that keeps the ledger, built on first use.
+fn ledger_guest() -> PathBuf {
+    static BUILT: OnceLock<()> = OnceLock::new();
+    BUILT.get_or_init(|| build("tests/guests/Cargo.toml", "ledger"));
+    built("ledger.wasm")
+}
+
+/// The guest whose start code never ends, which is the plugin host's.
+fn spinning_start_guest() -> PathBuf {
+    static BUILT: OnceLock<()> = OnceLock::new();
+    BUILT.get_or_init(|| build("../plugin-host/tests/guests/Cargo.toml", "spinning-start"));
+    built("spinning_start.wasm")
+}
+
+/// Nanoseconds of the wall clock, as the guest writes them.
+fn wall() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970");
+    u64::try_from(since.as_nanos()).expect("before the year 2554")
+}
+
+/// Directory, database and plugins of one test, and the eyes of the test on all three.
+struct Scene {
+    ground: Ground,
+    runtime: tokio::runtime::Runtime,
+    store: SqliteStore,
+}
+
+impl Scene {
+    /// An empty database, an empty plugins directory, and the folder of the ledger granted to the plugin `ledger`.
+    fn new() -> Self {
+        let ground = Ground::new();
+        ground.run(&["migrate"]).good();
+        for folder in ["plugins", "out"] {
+            std::fs::create_dir(ground.path(folder)).expect("a directory");
+        }
+        ground.write("warp.toml", format!("cache = {:?}\n[grant.ledger]\nfiles = {{ out = \"out\" }}\n", target().join("test-cache")));
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
+        let store = runtime.block_on(SqliteStore::open(OpenOptions::new(ground.path("warp.db")))).expect("opens");
+        Scene { ground, runtime, store }
+    }
+
+    /// Puts the ledger guest with these handlers into the plugins directory, in place of what was there. Returns
+    /// its digest.
+    fn publish(&self, handlers: &str) -> String {
+        let manifest = format!(
+            "format = 1\n[plugin]\nname = \"ledger\"\nversion = \"1.0.0\"\n{handlers}\n[capabilities]\nfiles = [{{ path = \"out\", mode = \"write\" }}]\n"
+        );
+        self.ground.write("ledger.toml", manifest);
+        let guest = ledger_guest();
+        let guest = guest.to_str().expect("a path in UTF-8");
+        self.ground.run(&["pack", guest, "ledger.toml", "-o", "plugins/ledger.wasm", "--force"]).good();
+        digest_of(&self.ground.path("plugins/ledger.wasm"))
+    }
+
+    /// Enqueues one job for each payload. Returns their ids in that order.
+    fn enqueue(&self, contract: &str, payloads: impl IntoIterator<Item = String>) -> Vec<String> {
+        let batch: String = payloads.into_iter().map(|payload| payload + "\n").collect();
+        let ended = self.ground.run_with(&["enqueue", contract, "--batch", "-", "--json"], batch.as_bytes());
+        let mut verdicts: Vec<(u64, String)> = ended
+            .good()
+            .lines()
+            .map(|line| {
+                let verdict: serde_json::Value = serde_json::from_str(line).expect("JSON");
+                assert_eq!(verdict["verdict"], "enqueued", "{verdict}");
+                (verdict["line"].as_u64().expect("a line"), verdict["id"].as_str().expect("an id").to_owned())
+            })
+            .collect();
+        verdicts.sort_unstable();
+        verdicts.into_iter().map(|(_, id)| id).collect()
+    }
+
+    /// Waits until the database as a whole looks like this.
+    #[track_caller]
+    fn until(&self, what: &str, mut holds: impl FnMut(&Overview) -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let overview = self.runtime.block_on(self.store.overview()).expect("the store answers");
+            if holds(&overview) {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{what} has not come about: {overview:?}");
+            // A commit of any process ends the wait; the timeout is for one that fell between question and wait.
+            let _ = self.runtime.block_on(async { tokio::time::timeout(Duration::from_millis(500), self.store.changed()).await });
+        }
+    }
+
+    /// Waits until a job looks like this.
+    #[track_caller]
+    fn until_job(&self, id: &str, what: &str, mut holds: impl FnMut(&JobDetails) -> bool) -> JobDetails {
+        let mut found = None;
+        self.until(what, |_| {
+            let details = self.job(id);
+            holds(&details).then(|| found = Some(details)).is_some()
+        });
+        found.expect("what was waited for")
+    }
+
+    fn job(&self, id: &str) -> JobDetails {
+        let id: JobId = id.parse().expect("an id");
+        self.runtime.block_on(self.store.job(id, now())).expect("the store answers").expect("the job is there")
+    }
+
+    fn ledger(&self) -> Ledger {
+        Ledger::read(&self.ground.path("out"))
+    }
+}
+
+/// `sha256:…`, as the program prints it.
+fn digest_of(file: &Path) -> String {
+    use sha2::Digest as _;
+    warp_domain::Digest(sha2::Sha256::digest(std::fs::read(file).expect("a file")).into()).to_string()
+}
+
+/// How many jobs have ended, whichever way.
+fn ended(overview: &Overview) -> u64 {
+    use warp_domain::ending::State::{Completed, Deleted, Failed};
+    [Completed, Deleted, Failed].iter().filter_map(|state| overview.states.get(state)).sum()
+}
+
+// ------------------------------------------------------------------------------------------------- hosts
+
+/// A running `warp-host run`, killed when the test lets go of it.
+struct Host {
+    child: Child,
+    lines: Arc<(Mutex<Vec<String>>, Condvar)>,
+}
+
+impl Host {
+    /// Starts a host and waits until it has loaded the plugin in `file`.
+    #[track_caller]
+    fn start(scene: &Scene, args: &[&str], file: &str) -> Self {
+        let mut command = scene.ground.command();
+        command.args(["run", "--log-format", "json", "--log-level", "info,warp_host=debug"]).args(args);
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the program starts");
+        let stderr = child.stderr.take().expect("a pipe");
+        let lines = Arc::<(Mutex<Vec<String>>, Condvar)>::default();
+        let heard = Arc::clone(&lines);
+        std::thread::spawn(move || {
+            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                heard.0.lock().expect("no panic").push(line);
+                heard.1.notify_all();
+            }
+        });
+        let host = Host { child, lines };
+        host.wait_for("the plugin to load", |line| line.contains("\"plugin loaded\"") && line.contains(&format!("\"{file}\"")));
+        host
+    }
+
+    fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits for a line of its log, printed before or from now on.
+    #[track_caller]
+    fn wait_for(&self, what: &str, wanted: impl Fn(&str) -> bool) -> String {
+        let (lines, news) = &*self.lines;
+        let lines = lines.lock().expect("no panic");
+        let waiting = |lines: &mut Vec<String>| !lines.iter().any(|line| wanted(line));
+        let (lines, _) = news.wait_timeout_while(lines, PATIENCE, waiting).expect("no panic");
+        let found = lines.iter().find(|line| wanted(line)).cloned();
+        found.unwrap_or_else(|| panic!("still waiting for {what}; the host's log:\n{}", lines.join("\n")))
+    }
+
+    /// Stops it gracefully and returns its numbers.
+    #[track_caller]
+    fn stop(mut self) -> serde_json::Value {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it runs");
+        let line = self.wait_for("its numbers", |line| line.contains("\"numbers of this host\""));
+        let status = self.child.wait().expect("it ends");
+        assert!(status.success(), "{status}");
+        serde_json::from_str::<serde_json::Value>(&line).expect("JSON")["fields"].take()
+    }
+
+    /// `kill -9`. Returns the instant before, on the ledger's clock.
+    fn kill(&mut self) -> u64 {
+        let at = wall();
+        self.child.kill().expect("it runs");
+        self.child.wait().expect("it ends");
+        at
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            let lines = self.lines.0.lock().map(|lines| lines.join("\n")).unwrap_or_default();
+            eprintln!("---- the log of host {}\n{lines}", self.child.id());
+        }
+    }
+}
+
+// ------------------------------------------------------------------------------------------------- the ledger
+
+/// One attempt as its guest wrote it down. Instants are nanoseconds of the wall clock.
+#[derive(Debug, Clone)]
+struct Entry {
+    job: String,
+    run: u32,
+    token: u64,
+    key: String,
+    start: u64,
+    /// Absent if the attempt was stopped or its host killed.
+    end: Option<u64>,
+}
+
+/// Every attempt that has started.
+struct Ledger {
+    entries: Vec<Entry>,
+}
+
+impl Ledger {
+    fn read(folder: &Path) -> Self {
+        let mut entries = Vec::new();
+        for file in std::fs::read_dir(folder).expect("a folder") {
+            let path = file.expect("an entry").path();
+            if path.extension().is_none_or(|suffix| suffix != "start") {
+                continue;
+            }
+            let stem = path.file_stem().expect("a name").to_str().expect("UTF-8");
+            let mut parts = stem.rsplitn(3, '-');
+            let (token, run, job) = (parts.next(), parts.next(), parts.next().expect("three parts"));
+            let (start, key) = Self::line(&path).unwrap_or_else(|| {
+                // The host was killed between creating the file and writing it: the attempt had begun by then.
+                let made = path.metadata().and_then(|about| about.modified()).expect("a time");
+                let since = made.duration_since(SystemTime::UNIX_EPOCH).expect("after 1970");
+                (u64::try_from(since.as_nanos()).expect("before the year 2554"), "none".to_owned())
+            });
+            entries.push(Entry {
+                job: job.to_owned(),
+                run: run.expect("three parts").parse().expect("a number"),
+                token: token.expect("three parts").parse().unwrap_or(0),
+                key,
+                start,
+                end: Self::line(&path.with_extension("end")).map(|(end, _)| end),
+            });
+        }
+        entries.sort_by_key(|entry| entry.start);
+        Ledger { entries }
+    }
+
+    fn line(path: &Path) -> Option<(u64, String)> {
+        let text = std::fs::read_to_string(path).ok()?;
+        let (at, key) = text.split_once(' ')?;
+        Some((at.parse().expect("a number"), key.to_owned()))
+    }
+
+    /// The most attempts of each key that ran at one moment. Every attempt must have an end.
+    fn most_at_once(&self) -> BTreeMap<String, usize> {
+        let mut moments: BTreeMap<&str, Vec<(u64, i32)>> = BTreeMap::new();
+        for Entry { key, start, end, job, run, .. } in &self.entries {
+            let end = end.unwrap_or_else(|| panic!("run {run} of {job} has no end"));
+            moments.entry(key).or_default().extend([(*start, 1), (end, -1)]);
+        }
+        let most = |mut of: Vec<(u64, i32)>| {
+            // An end before a start of the same instant: they touch, and do not overlap.
+            of.sort_unstable();
+            of.iter()
+                .scan(0i32, |now, (_, change)| {
+                    *now += change;
+                    Some(*now)
+                })
+                .max()
+                .unwrap_or(0)
+        };
+        moments.into_iter().map(|(key, of)| (key.to_owned(), usize::try_from(most(of)).unwrap_or(0))).collect()
+    }
+
+    /// Of two holders of a key the later has the larger token.
+    #[track_caller]
+    fn assert_tokens_grow(&self) {
+        let mut last: BTreeMap<&str, &Entry> = BTreeMap::new();
+        for entry in &self.entries {
+            if let Some(before) = last.insert(&entry.key, entry) {
+                assert!(before.token < entry.token, "{entry:?} came after {before:?}");
+            }
+        }
+    }
+}

@@ -76,10 +76,11 @@ pub fn under_fire(theatre: &Theatre, size: Size, rows: &mut Rows) -> Result<()> 
         let before = stage.status()?.jobs("Completed");
         // The clock starts when jobs run: a host that is killed while it loads its plugin proves nothing.
         let mut last: Option<Instant> = None;
+        let most = kills + size.kills;
         let status = stage.wait_while(|stage, status| {
             match last {
                 None if status.jobs("Completed") > before => last = Some(Instant::now()),
-                Some(kill) if kill.elapsed() >= size.kill_every && kills < size.kills => {
+                Some(kill) if kill.elapsed() >= size.kill_every && kills < most => {
                     stage.kill_and_restart(hosts[kills as usize % hosts.len()], WORKERS / 2)?;
                     kills += 1;
                     last = Some(Instant::now());

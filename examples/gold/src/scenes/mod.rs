@@ -40,8 +40,9 @@ pub const SCENES: &[Scene] = &[
 pub struct Size {
     /// Credits of 1,000 gold.
     pub credits: i64,
-    /// How long a host lives while they are killed, and how often that happens at most.
+    /// How long a host lives in the scene that kills them.
     pub kill_every: Duration,
+    /// How many are killed at most, so that the scene ends on a machine where one hardly starts within that time.
     pub kills: u32,
     /// Trades in each direction.
     pub trades: i64,

@@ -8,6 +8,7 @@
 
 mod crowd;
 mod killed;
+mod replaced;
 mod stopped;
 
 use std::collections::BTreeMap;

@@ -90,21 +90,32 @@ fn classify_code(primary: i64) -> StoreErrorKind {
 fn describe(error: &sqlx::Error, path: &Path) -> String {
     let file = path.display();
     match primary(error) {
-        Some(code::FULL) => {
-            let left = free_bytes(path).map_or_else(String::new, |bytes| format!(", {} left", warp_domain::units::format_size(bytes)));
-            format!("no space left for {file}{left}; free some and the work goes on by itself")
+        Some(code::FULL) => no_space(path),
+        // A new log or its index does not fit, and SQLite only says that writing failed.
+        Some(code::IOERR | code::CANTOPEN) if free_bytes(path).is_some_and(|left| left < LEAST_SPACE) => no_space(path),
+        Some(code::READONLY) => {
+            format!("{file} is read-only for this process ({error}); allow it to write the file and its directory, or name another file")
         }
-        Some(code::READONLY) => format!("{file} is read-only for this process ({error})"),
         Some(code::CANTOPEN) => format!("{file} cannot be opened ({error}); check that its directory exists and may be written"),
-        Some(code::IOERR) => format!("{file} cannot be read or written ({error})"),
+        Some(code::IOERR) => format!("{file} cannot be read or written ({error}); check the disk"),
         Some(code::NOTADB) => format!("{file} is not a SQLite database; name another file, or move this one away to start afresh"),
         Some(code::CORRUPT) => {
             format!("{file} is damaged ({error}); restore a backup, or recover what can be read with `sqlite3 {file} .recover`")
         }
-        Some(code::BUSY | code::LOCKED) => format!("{file} is locked by another process ({error})"),
+        Some(code::BUSY | code::LOCKED) => {
+            format!("{file} is locked by another process ({error}); end its transaction, or try again")
+        }
         _ => error.to_string(),
     }
 }
+
+fn no_space(path: &Path) -> String {
+    let left = free_bytes(path).map_or_else(String::new, |bytes| format!(", {} left", warp_domain::units::format_size(bytes)));
+    format!("no space left for {}{left}; free some, and running hosts go on by themselves", path.display())
+}
+
+/// The index of the log grows by so much at once.
+const LEAST_SPACE: u64 = 32 << 10;
 
 /// What is left on the file system of the database.
 fn free_bytes(path: &Path) -> Option<u64> {

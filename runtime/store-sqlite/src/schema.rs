@@ -170,5 +170,14 @@ pub(crate) async fn backup(path: &Path, to: &Path) -> Result<()> {
     let mut conn = connect(path, false, OP).await?;
     let done = sqlx::query("VACUUM INTO ?").bind(name).execute(&mut conn).await;
     let _ = conn.close().await;
-    done.map(drop).map_err(|error| Fault::Sql(error).into_error(OP, path))
+    let Err(error) = done else { return Ok(()) };
+    let fault = Fault::Sql(error);
+    if fault.kind() != StoreErrorKind::Unavailable {
+        return Err(fault.into_error(OP, path));
+    }
+    // It is the copy that has no room or may not be written. What there is of it is no database, and would be in the
+    // way of the next try.
+    let error = fault.into_error(OP, to);
+    let _ = std::fs::remove_file(to);
+    Err(error)
 }

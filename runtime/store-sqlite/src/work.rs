@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use sqlx::{Executor as _, Row as _, SqliteConnection};
+use sqlx::{Row as _, SqliteConnection};
 use warp_domain::policy::{Declared, Stamp};
 use warp_domain::{Digest, UnixMillis};
 use warp_store::{StoreErrorKind, codec};
@@ -90,10 +90,10 @@ impl Work {
         self.announce = false;
         if !self.is_prepared {
             // Waiting is the writer's own affair.
-            self.conn.execute("PRAGMA busy_timeout = 0").await?;
+            sqlx::query("PRAGMA busy_timeout = 0").execute(&mut self.conn).await?;
             self.is_prepared = true;
         }
-        self.conn.execute("BEGIN IMMEDIATE").await?;
+        sqlx::query("BEGIN IMMEDIATE").execute(&mut self.conn).await?;
         let row = sqlx::query("SELECT handle, token, ticket, entry, wakes FROM sequence").fetch_one(&mut self.conn).await?;
         self.sequence = Sequence {
             handle: row.try_get(0)?,
@@ -126,7 +126,7 @@ impl Work {
                 .execute(&mut self.conn)
                 .await?;
         }
-        self.conn.execute("COMMIT").await?;
+        sqlx::query("COMMIT").execute(&mut self.conn).await?;
         self.stored_sequence = self.sequence;
         self.names.uncommitted = false;
         Ok(())
@@ -137,7 +137,7 @@ impl Work {
         self.forget_uncommitted();
         self.counters.clear();
         self.writes.clear();
-        match self.conn.execute("ROLLBACK").await {
+        match sqlx::query("ROLLBACK").execute(&mut self.conn).await {
             Ok(_) => Ok(()),
             // "cannot rollback - no transaction is active": there is nothing to end.
             Err(sqlx::Error::Database(_)) => Ok(()),
@@ -148,12 +148,12 @@ impl Work {
     /// One command of several begins. Its counters are written apart, so that an undo takes them along.
     pub(crate) async fn savepoint(&mut self) -> Result<(), Fault> {
         self.flush_counters().await?;
-        self.conn.execute("SAVEPOINT command").await?;
+        sqlx::query("SAVEPOINT command").execute(&mut self.conn).await?;
         Ok(())
     }
 
     pub(crate) async fn release_savepoint(&mut self) -> Result<(), Fault> {
-        self.conn.execute("RELEASE command").await?;
+        sqlx::query("RELEASE command").execute(&mut self.conn).await?;
         Ok(())
     }
 
@@ -161,20 +161,20 @@ impl Work {
         self.forget_uncommitted();
         self.counters.clear();
         self.writes.clear();
-        self.conn.execute("ROLLBACK TO command").await?;
-        self.conn.execute("RELEASE command").await?;
+        sqlx::query("ROLLBACK TO command").execute(&mut self.conn).await?;
+        sqlx::query("RELEASE command").execute(&mut self.conn).await?;
         Ok(())
     }
 
     /// Part of a command begins that can be undone alone.
     pub(crate) async fn piece(&mut self) -> Result<HashMap<String, i64>, Fault> {
         self.flush().await?;
-        self.conn.execute("SAVEPOINT piece").await?;
+        sqlx::query("SAVEPOINT piece").execute(&mut self.conn).await?;
         Ok(self.counters.clone())
     }
 
     pub(crate) async fn keep_piece(&mut self) -> Result<(), Fault> {
-        self.conn.execute("RELEASE piece").await?;
+        sqlx::query("RELEASE piece").execute(&mut self.conn).await?;
         Ok(())
     }
 
@@ -183,8 +183,8 @@ impl Work {
         self.forget_uncommitted();
         self.writes.clear();
         self.counters = counters;
-        self.conn.execute("ROLLBACK TO piece").await?;
-        self.conn.execute("RELEASE piece").await?;
+        sqlx::query("ROLLBACK TO piece").execute(&mut self.conn).await?;
+        sqlx::query("RELEASE piece").execute(&mut self.conn).await?;
         Ok(())
     }
 

@@ -290,6 +290,8 @@ struct Control {
     tasks: JoinSet<Event>,
     exchanging: bool,
     renewing: bool,
+    /// The last of the two was a renewal: an exchange that is wanted goes first, however slow the store is.
+    exchange_next: bool,
     sweeping: bool,
     rescuing: usize,
     expiring: bool,
@@ -355,6 +357,7 @@ impl Control {
             tasks: JoinSet::new(),
             exchanging: false,
             renewing: false,
+            exchange_next: false,
             sweeping: false,
             rescuing: 0,
             expiring: false,
@@ -642,6 +645,9 @@ impl Control {
                 self.register_anew();
             }
         } else {
+            if self.exchange_next {
+                self.start_exchange(boot);
+            }
             if boot >= self.due.renew && !self.renewing && !self.exchanging && self.may_renew() {
                 self.start_renewal(boot);
             }
@@ -695,6 +701,7 @@ impl Control {
     fn start_renewal(&mut self, boot: Duration) {
         self.due.renew = boot + self.config.renew_every;
         self.renewing = true;
+        self.exchange_next = true;
         let known = self
             .runs
             .values()
@@ -736,6 +743,7 @@ impl Control {
             }
         };
         self.exchanging = true;
+        self.exchange_next = false;
         // Cleared before the question is asked: what changes while it is under way sets it again. An exchange that
         // claims nothing asks nothing.
         if room > 0 {

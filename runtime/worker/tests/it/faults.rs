@@ -1,0 +1,258 @@
+//! A store that fails, answers that are lost, a lease that lapses, a host that is taken for dead: nothing is lost,
+//! nothing is doubled, and work goes on by itself.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use warp_domain::ending::{Ending, Observed, Outcome, State};
+use warp_pipeline::{Handler, StateFault, StateOp, StopReason};
+use warp_store::StoreErrorKind;
+use warp_worker::{HostConfig, StopLevel};
+
+use crate::stopping::take_for_dead;
+use crate::world::{Fault, Gate, World, code, config, done, no_op, offer, plain, retry, retryable};
+
+const UNKNOWN: StoreErrorKind = StoreErrorKind::OutcomeUnknown;
+const AWAY: StoreErrorKind = StoreErrorKind::Unavailable;
+
+/// The first run waits to be stopped, later ones complete.
+fn first_is_stopped(gate: &Gate) -> Arc<dyn Handler> {
+    let gate = gate.clone();
+    code(move |attempt, calls, stop| {
+        let gate = gate.clone();
+        async move {
+            if attempt.run > 1 {
+                return done();
+            }
+            gate.open(1);
+            gate.pass().await;
+            assert_eq!(stop.stopped().await, StopReason::HandBack);
+            let late = calls.state("b", "k", StateOp::Put(Some("late".into())), true).await;
+            assert!(matches!(late, Err(StateFault::Unavailable(_))), "an effect after the lease: {late:?}");
+            Outcome::Observed(Observed::HandedBack("stopped".into()))
+        }
+    })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_host_that_was_taken_for_dead_stops_everything_and_works_on_under_a_new_number() {
+    let world = World::new();
+    let gate = Gate::new();
+    let host =
+        world.host(HostConfig { renew_every: Duration::from_millis(20), ..config(3) }, vec![offer("a", plain(), first_is_stopped(&gate))]);
+    let ids = world.add_many("a", 3).await;
+    world.until("three runs", || gate.came() == 3).await;
+    take_for_dead(&world).await;
+    world.all(&ids, State::Completed).await;
+    for id in &ids {
+        let details = world.details(*id).await;
+        assert_eq!((details.summary.runs, details.summary.attempts), (2, 1));
+        assert_eq!(world.events(*id).await, ["Created", "Processing", "Requeued", "Processing", "Completed"]);
+    }
+    assert_eq!(world.look(|model| model.hosts.keys().map(|host| host.0).collect::<Vec<_>>()), [2]);
+    assert_eq!(world.look(|model| model.state.len()), 0);
+    assert!(world.look(|model| model.is_served("a")), "it has published what it runs");
+    assert!(!host.task.is_finished());
+}
+
+/// A settle under the old number changes nothing, even if the run ends as Completed after all.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_that_ends_after_its_host_was_taken_for_dead_changes_nothing() {
+    let world = World::new();
+    let gate = Gate::new();
+    let body = {
+        let gate = gate.clone();
+        code(move |attempt, _, _| {
+            let gate = gate.clone();
+            async move {
+                if attempt.run == 1 {
+                    gate.pass().await;
+                }
+                crate::world::result(attempt.run.to_string())
+            }
+        })
+    };
+    let _host = world.host(config(1), vec![offer("a", plain(), body)]);
+    let id = world.add("a").await;
+    world.until("the run", || gate.came() == 1).await;
+    take_for_dead(&world).await;
+    gate.open(1);
+    world.one(id, State::Completed).await;
+    assert_eq!(world.details(id).await.result.as_deref(), Some("2"));
+}
+
+/// C3: stopped, given back, and only then renewed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lapsed_lease_gives_everything_back_before_it_renews() {
+    let world = World::new();
+    let gate = Gate::new();
+    let host = world.host(config(2), vec![offer("a", plain(), first_is_stopped(&gate))]);
+    let ids = world.add_many("a", 2).await;
+    world.until("both", || gate.came() == 2).await;
+    for call in ["exchange", "renew", "hosts"] {
+        world.fault(call, Fault::Refused(AWAY), usize::MAX);
+    }
+    let before = world.history().len();
+    world.jump(Duration::from_secs(13));
+    world.until("the loop to try", || world.count("exchange") >= 3).await;
+    assert_eq!(world.look(|model| model.rows.values().filter(|row| row.host.is_some()).count()), 2, "nothing could be written");
+    world.heal();
+    world.all(&ids, State::Completed).await;
+    let after = world.history()[before..].to_vec();
+    let order = after.iter().filter(|(call, _)| ["exchange", "renew"].contains(call)).collect::<Vec<_>>();
+    let renewed = order.iter().position(|(call, _)| *call == "renew").expect("a renewal");
+    let given_back = |(_, settles): &&&(&str, Vec<warp_store::Settle>)| {
+        settles.iter().filter(|settle| matches!(settle.ending, Ending::HandBack { .. })).count()
+    };
+    assert_eq!(order[..renewed].iter().map(|entry| given_back(&entry)).sum::<usize>(), 2);
+    for id in ids {
+        assert_eq!(world.details(id).await.summary.attempts, 1);
+    }
+    assert_eq!(host.numbers.report().unknown_rows, 0);
+    assert_eq!(world.look(|model| model.hosts.keys().map(|host| host.0).collect::<Vec<_>>()), [1], "the registration is still there");
+}
+
+/// The store is away when there is nothing to settle, only to claim.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_that_failed_is_made_again() {
+    for kind in [AWAY, StoreErrorKind::Busy, UNKNOWN, StoreErrorKind::Internal] {
+        let world = World::new();
+        world.fault("exchange", Fault::Refused(kind), 2);
+        let _host = world.host(config(1), vec![offer("a", plain(), no_op())]);
+        let id = world.add("a").await;
+        world.one(id, State::Completed).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_outage_loses_and_doubles_nothing() {
+    for kind in [AWAY, UNKNOWN] {
+        let world = World::new();
+        let gate = Gate::new();
+        let _host = world.host(config(4), vec![offer("a", plain(), gate.handler())]);
+        let ids = world.add_many("a", 12).await;
+        world.until("four runs", || gate.came() == 4).await;
+        for call in ["exchange", "renew", "hosts", "prune", "cancel_signals", "append_output", "expire_reservations"] {
+            world.fault(call, Fault::Refused(kind), 5);
+        }
+        gate.open(12);
+        world.all(&ids, State::Completed).await;
+        for id in ids {
+            assert_eq!(world.events(id).await, ["Created", "Processing", "Completed"]);
+        }
+    }
+}
+
+/// The settle was written and its answer lost: it is sent again and recognised.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ends_whose_answer_was_lost_are_recognised_when_they_come_again() {
+    let world = World::new();
+    let gate = Gate::new();
+    let body = {
+        let gate = gate.clone();
+        code(move |attempt, calls, _| {
+            let gate = gate.clone();
+            async move {
+                gate.pass().await;
+                calls.state("b", "sum", StateOp::Add(1), false).await.expect("granted");
+                if attempt.run == 1 { retryable("once more") } else { done() }
+            }
+        })
+    };
+    let host = world.host(config(2), vec![offer("a", retry(1, Duration::from_secs(3600)), body)]);
+    let ids = world.add_many("a", 2).await;
+    world.until("both", || gate.came() == 2).await;
+    world.fault("exchange", Fault::ReplyLost(UNKNOWN), 3);
+    gate.open(2);
+    world.all(&ids, State::Scheduled).await;
+    world.until("an answer", || host.numbers.report().settled == 2).await;
+    for id in &ids {
+        assert_eq!(world.events(*id).await, ["Created", "Processing", "Scheduled"]);
+        assert_eq!(world.details(*id).await.summary.attempts, 1);
+    }
+    // The second attempt completes, and its write to shared state counts once.
+    for id in &ids {
+        warp_store::Store::requeue(&*world.store, *id, "ada", world.now()).await.expect("requeue");
+    }
+    world.until("both again", || gate.came() == 4).await;
+    world.fault("exchange", Fault::ReplyLost(UNKNOWN), 3);
+    gate.open(2);
+    world.all(&ids, State::Completed).await;
+    world.until("an answer", || host.numbers.report().settled == 4).await;
+    assert_eq!(world.look(|model| model.state.values().cloned().collect::<Vec<_>>()), ["2"]);
+    for id in &ids {
+        assert_eq!(world.events(*id).await.iter().filter(|event| *event == "Completed").count(), 1);
+    }
+    assert_eq!(host.numbers.report().late, 0);
+}
+
+/// The claim was made and its answer lost: a renewal gives its rows back at once, uncharged.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rows_of_a_claim_whose_answer_was_lost_are_given_back() {
+    let world = World::new();
+    let ids = world.add_many("a", 3).await;
+    world.fault("exchange", Fault::ReplyLost(UNKNOWN), 1);
+    // Nothing but the renewal that the loss asks for could find them within an hour.
+    let hour = Duration::from_secs(3600);
+    let host = world.host(HostConfig { renew_every: hour, lease: 3 * hour, ..config(3) }, vec![offer("a", plain(), no_op())]);
+    world.all(&ids, State::Completed).await;
+    for id in ids {
+        assert_eq!(world.events(id).await, ["Created", "Processing", "Requeued", "Processing", "Completed"]);
+        assert_eq!(world.details(id).await.summary.attempts, 1);
+    }
+    assert_eq!(host.numbers.report().unknown_rows, 3);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_driver_that_panics_does_not_take_the_loop_with_it() {
+    let world = World::new();
+    for call in ["exchange", "renew", "serve", "hosts", "prune", "cancel_signals", "expire_reservations", "append_output"] {
+        world.fault(call, Fault::Panic, 2);
+    }
+    let gate = Gate::new();
+    let host = world.host(HostConfig { renew_every: Duration::from_millis(20), ..config(2) }, vec![offer("a", plain(), gate.handler())]);
+    let ids = world.add_many("a", 4).await;
+    world.until("two runs", || gate.came() == 2).await;
+    let renewals = world.count("renew");
+    world.until("renewals go on", || world.count("renew") > renewals + 2).await;
+    gate.open(4);
+    world.all(&ids, State::Completed).await;
+    world.until("what it runs to be known", || world.look(|model| model.is_served("a"))).await;
+    assert!(host.end(StopLevel::Graceful).await.deregistered);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_renewal_never_overlaps_an_exchange() {
+    let world = World::new();
+    world.fault("exchange", Fault::Slow(Duration::from_millis(1)), usize::MAX);
+    world.fault("renew", Fault::Slow(Duration::from_millis(1)), usize::MAX);
+    let _host = world.host(HostConfig { renew_every: Duration::from_millis(2), ..config(2) }, vec![offer("a", plain(), no_op())]);
+    let ids = world.add_many("a", 1000).await;
+    world.all(&ids, State::Completed).await;
+    assert!(world.count("renew") > 5 && world.count("exchange") > 5, "too few of both to meet");
+    assert_eq!(world.overlaps(), 0);
+}
+
+/// Two hosts: what one of them held when it died is run by the other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dead_host_is_rescued_and_a_slow_one_is_not() {
+    let world = World::new();
+    let gate = Gate::new();
+    let dying = world.host(config(1), vec![offer("a", plain(), gate.handler())]);
+    let id = world.add("a").await;
+    world.until("the run", || gate.came() == 1).await;
+    dying.task.abort();
+    let count = Arc::new(AtomicU32::new(0));
+    let counting = {
+        let count = count.clone();
+        code(move |_, _, _| {
+            count.fetch_add(1, Ordering::SeqCst);
+            async { done() }
+        })
+    };
+    let other = world.host(config(1), vec![offer("a", plain(), counting)]);
+    crate::stopping::rescued(&world, &[id]).await;
+    assert_eq!((count.load(Ordering::SeqCst), other.numbers.report().rescued), (1, 1));
+    assert_eq!(world.look(|model| model.hosts.len()), 1, "the living one is still there");
+}

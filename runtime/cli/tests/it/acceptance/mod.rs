@@ -9,6 +9,7 @@
 mod crowd;
 mod killed;
 mod replaced;
+mod shipped;
 mod stopped;
 
 use std::collections::BTreeMap;
@@ -18,7 +19,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
-use warp_domain::JobId;
+use warp_domain::{Digest, JobId};
 use warp_store::{JobDetails, Overview, Store};
 use warp_store_sqlite::{OpenOptions, SqliteStore};
 
@@ -26,7 +27,7 @@ use crate::Ground;
 use crate::stage::now;
 
 /// No wait of these tests is longer: what has not happened by then on a busy machine does not happen.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// The larger number where somebody asked for a long run.
 fn size(usual: usize, soak: usize) -> usize {
@@ -95,7 +96,7 @@ impl Scene {
     }
 
     /// Puts the ledger guest with these handlers into the plugins directory, in place of what was there. Returns
-    /// its digest.
+    /// its digest as the program prints it.
     fn publish(&self, handlers: &str) -> String {
         let manifest = format!(
             "format = 1\n[plugin]\nname = \"ledger\"\nversion = \"1.0.0\"\n{handlers}\n[capabilities]\nfiles = [{{ path = \"out\", mode = \"write\" }}]\n"
@@ -104,7 +105,7 @@ impl Scene {
         let guest = ledger_guest();
         let guest = guest.to_str().expect("a path in UTF-8");
         self.ground.run(&["pack", guest, "ledger.toml", "-o", "plugins/ledger.wasm", "--force"]).good();
-        digest_of(&self.ground.path("plugins/ledger.wasm"))
+        digest_of(&self.ground.path("plugins/ledger.wasm")).to_string()
     }
 
     /// Enqueues one job for each payload. Returns their ids in that order.
@@ -160,10 +161,9 @@ impl Scene {
     }
 }
 
-/// `sha256:…`, as the program prints it.
-fn digest_of(file: &Path) -> String {
+fn digest_of(file: &Path) -> Digest {
     use sha2::Digest as _;
-    warp_domain::Digest(sha2::Sha256::digest(std::fs::read(file).expect("a file")).into()).to_string()
+    Digest(sha2::Sha256::digest(std::fs::read(file).expect("a file")).into())
 }
 
 /// How many jobs have ended, whichever way.

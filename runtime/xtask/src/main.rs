@@ -4,6 +4,7 @@
 
 mod plugins;
 mod run;
+mod soak;
 mod test;
 mod tidy;
 
@@ -28,6 +29,8 @@ enum Command {
     Plugins(plugins::Args),
     /// Build host and plugins and start the host on them, with an embedded database.
     Run(run::Args),
+    /// Run the acceptance tests at the sizes of a long night.
+    Soak(soak::Args),
     /// Run every test that a change can break.
     Test(test::Args),
     /// Check the dependency direction, module headers, words and documents.
@@ -38,6 +41,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Plugins(args) => plugins::run(&root(), &args),
         Command::Run(args) => run::run(&root(), &args),
+        Command::Soak(args) => soak::run(&root(), &args),
         Command::Test(args) => test::run(&root(), &args),
         Command::Tidy(args) => tidy::run(&root(), &args),
     };

@@ -5,10 +5,13 @@ use std::time::Instant;
 
 use warp_domain::ending::State;
 
-use super::{Entry, Host, Scene, ended};
+use super::{Entry, Host, Scene, ended, size};
 
-const JOBS: usize = 1000;
 const KEYS: usize = 8;
+
+fn jobs() -> usize {
+    size(1000, 5000)
+}
 
 /// What the two hosts say about a crowd that they ran.
 struct Ran {
@@ -24,9 +27,9 @@ fn crowd(scene: &Scene, policy: &str, workers: &str, ms: u32) -> Ran {
     scene.publish(&format!("[contract.work]\n[handler.work]\n{policy}"));
     let hosts = [(); 2].map(|()| Host::start(scene, &["--workers", workers], "ledger.wasm"));
     let begun = Instant::now();
-    let ids = scene.enqueue("work", (0..JOBS).map(|job| format!(r#"{{"key":"k{}","ms":"{ms}","job":"{job}"}}"#, job % KEYS)));
-    scene.until("the end of every job", |overview| ended(overview) == JOBS as u64);
-    eprintln!("{JOBS} jobs of {ms} ms on {KEYS} keys under `{policy}`, 2 × {workers} workers: {:.1?}", begun.elapsed());
+    let ids = scene.enqueue("work", (0..jobs()).map(|job| format!(r#"{{"key":"k{}","ms":"{ms}","job":"{job}"}}"#, job % KEYS)));
+    scene.until("the end of every job", |overview| ended(overview) == jobs() as u64);
+    eprintln!("{} jobs of {ms} ms on {KEYS} keys under `{policy}`, 2 × {workers} workers: {:.1?}", jobs(), begun.elapsed());
     let numbers = hosts.map(Host::stop);
     let of = |name: &str| numbers.each_ref().map(|of| of[name].as_i64().expect("a number"));
     assert_eq!((of("late"), of("rescued"), of("unknown_rows")), ([0, 0], [0, 0], [0, 0]));
@@ -44,9 +47,9 @@ fn waited(scene: &Scene, ran: &Ran, limit: usize) {
     }
     let ledger = scene.ledger();
     let most = ledger.most_at_once();
-    assert_eq!((ledger.entries.len(), most.len()), (JOBS, KEYS));
+    assert_eq!((ledger.entries.len(), most.len()), (jobs(), KEYS));
     assert_eq!(most.values().max(), Some(&limit), "so many at once: {most:?}");
-    assert!(ran.again <= JOBS as i64 / 20, "{} refusals after the first parking are more than 0.05 per job", ran.again);
+    assert!(ran.again <= jobs() as i64 / 20, "{} refusals after the first parking are more than 0.05 per job", ran.again);
 }
 
 #[test]
@@ -101,5 +104,5 @@ fn skip_deletes_the_surplus_and_names_who_was_in_the_way() {
     }
     eprintln!("{completed} ran, {deleted} were skipped");
     assert!(completed >= KEYS && deleted > 0, "{completed} ran, {deleted} were skipped");
-    assert_eq!((completed + deleted, ledger.entries.len()), (JOBS, completed));
+    assert_eq!((completed + deleted, ledger.entries.len()), (jobs(), completed));
 }

@@ -1,9 +1,13 @@
 //! `kill -9` of one of two processes, again and again: nothing is lost, nothing runs twice at a time, and whoever
 //! was interrupted runs again soon and pays nothing.
+//!
+//! On SQLite a dead process is known by its lock and not waited for. One that is only frozen keeps its lock, so the
+//! lease decides, and what it does after waking is refused.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
+use rustix::process::Signal;
 use warp_domain::ending::State;
 
 use super::{Host, Scene, ended, size, wall};
@@ -40,7 +44,7 @@ fn start(scene: &Scene) -> Host {
 
 #[test]
 fn killed_processes_lose_nothing_and_let_nothing_overlap() {
-    let kills = size(5, 50);
+    let kills = size(50, 500);
     let scene = Scene::new();
     scene.publish("[contract.work]\n[handler.work]\nmutex = { key = \"work:{key}\", mode = \"wait\" }");
     let seed = wall();
@@ -49,10 +53,10 @@ fn killed_processes_lose_nothing_and_let_nothing_overlap() {
     let mut hosts = [(); 2].map(|()| start(&scene));
     let (mut ids, mut deaths) = (Vec::new(), Vec::new());
     for _ in 0..kills {
-        let more: Vec<_> = (0..JOBS_BETWEEN).map(|job| format!(r#"{{"key":"k{}","ms":"{}"}}"#, job % KEYS, 1 + draw.below(20))).collect();
+        let more: Vec<_> = (0..JOBS_BETWEEN).map(|job| format!(r#"{{"key":"k{}","ms":"{}"}}"#, job % KEYS, 1 + draw.below(40))).collect();
         ids.extend(scene.enqueue("work", more));
         // Some of what is there has ended, and the rest has not.
-        let enough = ids.len() as u64 - 1 - draw.below(JOBS_BETWEEN as u64 - 20);
+        let enough = (ids.len() - JOBS_BETWEEN) as u64 + draw.below(JOBS_BETWEEN as u64 * 2 / 3);
         scene.until("some of the jobs to end", |overview| ended(overview) >= enough);
         std::thread::sleep(Duration::from_micros(draw.below(20_000)));
         let victim = usize::from(draw.below(2) == 1);
@@ -66,6 +70,42 @@ fn killed_processes_lose_nothing_and_let_nothing_overlap() {
     }
     let slowest = judge(&scene, &ids, &deaths);
     assert!(slowest <= LEASE + SWEEP + SLACK, "a job waited {slowest:?} for its rescue");
+}
+
+#[test]
+fn a_frozen_process_loses_its_jobs_after_the_lease_and_cannot_end_them_when_it_wakes() {
+    let scene = Scene::new();
+    scene.publish("[contract.hold]\n[handler.hold]\nmutex = { key = \"work:{key}\", mode = \"wait\" }");
+    let hold = |key: &str| scene.enqueue("hold", [format!(r#"{{"does":"hold","key":"{key}","gate":"gate"}}"#)]).remove(0);
+    let frozen = start(&scene);
+    let id = hold("k");
+    scene.until("the job to start", |_| scene.ledger().entries.len() == 1);
+    let other = start(&scene);
+    frozen.signal(Signal::STOP);
+    let at = wall();
+    scene.until("its second start", |_| scene.ledger().entries.len() == 2);
+    let [first, second] = scene.ledger().entries.try_into().expect("two starts");
+    let after = Duration::from_nanos(second.start - at);
+    eprintln!("the job of a frozen process ran again after {after:.1?}");
+    // The last renewal may have been a sweep ago.
+    assert!(after >= LEASE - SWEEP, "its lease had not run out");
+    assert!(after <= LEASE + SWEEP + SLACK, "the lease has long run out");
+    assert!(first.token < second.token, "an outside system could not tell the late writer");
+
+    frozen.signal(Signal::CONT);
+    frozen.wait_for("it to notice", |line| line.contains("this host was taken for dead"));
+    frozen.wait_for("it to go on", |line| line.contains("\"registered anew\""));
+    scene.ground.write("out/gate", "");
+    let job = scene.until_job(&id, "its end", |job| job.summary.state.is_final());
+    assert_eq!((job.summary.state, job.summary.runs, job.summary.attempts), (State::Completed, 2, 1), "{job:?}");
+    let ends = job.audit.iter().filter(|row| row.event == "Completed").map(|row| row.run).collect::<Vec<_>>();
+    assert_eq!(ends, [2], "{job:?}");
+    assert!(scene.ledger().entries[0].end.is_none(), "the attempt that was given back went on to its end");
+    other.stop();
+    // The one that was frozen is a host like any other again.
+    let id = hold("later");
+    scene.until_job(&id, "another job", |job| job.summary.state == State::Completed);
+    frozen.stop();
 }
 
 /// Compares the ledger with the database. Returns how long it took at most from a kill to the rescue of its jobs.

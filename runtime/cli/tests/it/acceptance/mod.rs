@@ -19,6 +19,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
+use rustix::process::{Pid, Signal, kill_process};
 use warp_domain::{Digest, JobId};
 use warp_store::{JobDetails, Overview, Store};
 use warp_store_sqlite::{OpenOptions, SqliteStore};
@@ -28,6 +29,9 @@ use crate::stage::now;
 
 /// No wait of these tests is longer: what has not happened by then on a busy machine does not happen.
 const PATIENCE: Duration = Duration::from_secs(180);
+
+/// How soon the database is looked at again where nothing announces a change.
+const AGAIN: Duration = Duration::from_millis(20);
 
 /// The larger number where somebody asked for a long run.
 fn size(usual: usize, soak: usize) -> usize {
@@ -135,8 +139,8 @@ impl Scene {
                 return;
             }
             assert!(Instant::now() < deadline, "{what} has not come about: {overview:?}");
-            // A commit of any process ends the wait; the timeout is for one that fell between question and wait.
-            let _ = self.runtime.block_on(async { tokio::time::timeout(Duration::from_millis(500), self.store.changed()).await });
+            // What makes a job runnable ends the wait at once; an end that hands nothing on is seen by looking again.
+            let _ = self.runtime.block_on(async { tokio::time::timeout(AGAIN, self.store.changed()).await });
         }
     }
 
@@ -216,11 +220,14 @@ impl Host {
         found.unwrap_or_else(|| panic!("still waiting for {what}; the host's log:\n{}", lines.join("\n")))
     }
 
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).expect("it runs");
+    }
+
     /// Stops it gracefully and returns its numbers.
     #[track_caller]
     fn stop(mut self) -> serde_json::Value {
-        let pid = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it runs");
+        self.signal(Signal::TERM);
         let line = self.wait_for("its numbers", |line| line.contains("\"numbers of this host\""));
         let status = self.child.wait().expect("it ends");
         assert!(status.success(), "{status}");

@@ -1,0 +1,43 @@
+//! `cargo xtask soak`: the acceptance tests at the sizes of a long night.
+//!
+//! They are the tests that `cargo xtask test` runs too, told by `WARP_SOAK` to kill, replace and enqueue more often.
+//! What they measure is printed as they go, one test at a time, so that none disturbs another's figures.
+
+use std::path::Path;
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result};
+
+use crate::plugins;
+
+/// The command line.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Only this part: crowd, killed, replaced, shipped or stopped
+    #[arg(value_name = "PART")]
+    part: Option<String>,
+    /// Repeat so often, or until something fails
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    repeat: u32,
+}
+
+/// Runs them; the exit code says whether all passed.
+pub fn run(root: &Path, args: &Args) -> Result<ExitCode> {
+    // Plugins that cannot be built here are left out by the test that needs them, which says so.
+    plugins::run(root, &plugins::Args::everything())?;
+    for round in 1..=args.repeat {
+        println!("soak: round {round} of {}", args.repeat);
+        let status = Command::new(env!("CARGO"))
+            .args(["test", "--package", "warp-host", "--test", "it", "--"])
+            .arg(format!("acceptance::{}", args.part.as_deref().unwrap_or_default()))
+            .args(["--nocapture", "--test-threads", "1"])
+            .env("WARP_SOAK", "1")
+            .current_dir(root)
+            .status()
+            .context("cargo test")?;
+        if !status.success() {
+            return Ok(ExitCode::FAILURE);
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -612,16 +612,16 @@ impl Control {
         let registered = self.standing != Standing::Lost;
         let running = !self.runs.is_empty();
         let draining = self.draining.is_some();
-        let renewable = registered && !self.renewing && !self.exchanging && self.may_renew();
-        let resendable = registered && !self.renewing && !self.exchanging && self.trouble > 0 && self.wants_exchange();
+        let renewable = registered && !self.renewing && !self.exchanging && !self.serving && self.may_renew();
+        let exchangeable = registered && !self.renewing && !self.exchanging && !self.serving && self.wants_exchange();
         let dues = [
             (true, self.due.poll),
             (!self.expiring, self.due.reservations),
             (!self.pruning, self.due.prune),
             (!self.sweeping && self.rescuing == 0, self.due.sweep),
             (renewable, self.due.renew),
-            (resendable, self.due.exchange_again),
-            (registered && self.serve_again && !self.serving, self.due.serve),
+            (exchangeable, if self.trouble > 0 { self.due.exchange_again } else { boot }),
+            (registered && self.serve_again && !self.serving && !self.exchanging && !self.renewing, self.due.serve),
             (!registered && !running && !self.registering && !draining, self.due.register),
             (running && !self.asking_signals, self.due.signals),
             (running && self.trouble == 0, self.due.output),
@@ -639,22 +639,28 @@ impl Control {
     // ------------------------------------------------------------------------------------ store calls
 
     fn start_due(&mut self, boot: Duration) {
+        if boot >= self.due.poll {
+            self.due.poll = boot.saturating_add(self.config.poll_every);
+            self.hint = true;
+        }
         if self.standing == Standing::Lost {
             let may_register = self.runs.is_empty() && !self.registering && !self.exchanging && !self.renewing && self.draining.is_none();
             if may_register && boot >= self.due.register {
                 self.register_anew();
             }
         } else {
+            // First, and never beside an exchange: a claim with the old lanes could pass over a waiter that the new
+            // set has just made count, and leave it beside a free slot until the key's next event.
+            if self.serve_again && !self.serving && !self.exchanging && !self.renewing && boot >= self.due.serve {
+                self.start_serving();
+            }
             if self.exchange_next {
                 self.start_exchange(boot);
             }
-            if boot >= self.due.renew && !self.renewing && !self.exchanging && self.may_renew() {
+            if boot >= self.due.renew && !self.renewing && !self.exchanging && !self.serving && self.may_renew() {
                 self.start_renewal(boot);
             }
             self.start_exchange(boot);
-            if self.serve_again && !self.serving && boot >= self.due.serve {
-                self.start_serving();
-            }
         }
         if boot >= self.due.sweep && !self.sweeping && self.rescuing == 0 {
             self.due.sweep = boot + self.config.renew_every;
@@ -686,10 +692,6 @@ impl Control {
         if !self.runs.is_empty() && boot >= self.due.output && self.trouble == 0 {
             self.due.output = boot + OUTPUT_APART;
             self.flush_output(boot);
-        }
-        if boot >= self.due.poll {
-            self.due.poll = boot.saturating_add(self.config.poll_every);
-            self.hint = true;
         }
     }
 
@@ -730,7 +732,7 @@ impl Control {
     }
 
     fn start_exchange(&mut self, boot: Duration) {
-        let waiting = self.exchanging || self.renewing || (self.trouble > 0 && boot < self.due.exchange_again);
+        let waiting = self.exchanging || self.renewing || self.serving || (self.trouble > 0 && boot < self.due.exchange_again);
         if waiting || !self.wants_exchange() {
             return;
         }
@@ -1056,7 +1058,7 @@ impl Control {
             return Stopped { abandoned, deregistered: true };
         }
         // Dropping this future, or the time running out, leaves the registration to a rescue.
-        let goodbye = self.store.deregister(self.host, self.surroundings.now());
+        let goodbye = guarded("deregister", self.store.deregister(self.host, self.surroundings.now()));
         let deregistered = match tokio::time::timeout(Duration::from_secs(5), goodbye).await {
             Ok(Ok(())) => true,
             Ok(Err(error)) if error.kind() == StoreErrorKind::HostLost => true,

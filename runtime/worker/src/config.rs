@@ -35,7 +35,7 @@ pub struct HostConfig {
     pub version: String,
     /// The queues it serves.
     pub queues: Vec<String>,
-    /// How many runs at once.
+    /// How many runs at once; 0 counts as 1.
     pub workers: u32,
     /// How many claimed jobs may wait in memory beyond the workers, at most. How many really do follows from how
     /// fast they end: enough for the time that one exchange takes, so slow jobs are never hoarded.

@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous};
+use sqlx::sqlite::{SqliteConnectOptions, SqliteSynchronous};
 use sqlx::{Connection as _, Row as _, SqliteConnection};
 use warp_store::{Result, StoreError, StoreErrorKind};
 
@@ -41,7 +41,6 @@ pub(crate) fn connect_options(path: &Path, create: bool) -> SqliteConnectOptions
     SqliteConnectOptions::new()
         .filename(path)
         .create_if_missing(create)
-        .journal_mode(SqliteJournalMode::Wal)
         .synchronous(SqliteSynchronous::Full)
         .foreign_keys(false)
         .busy_timeout(Duration::from_secs(5))
@@ -113,6 +112,9 @@ fn refuse_newer(version: u32) -> std::result::Result<(), Fault> {
 async fn apply(conn: &mut SqliteConnection, dry_run: bool) -> std::result::Result<Vec<&'static str>, Fault> {
     let version = read_version(conn).await?;
     refuse_newer(version)?;
+    if !dry_run {
+        use_log(conn).await?;
+    }
     let mut names = Vec::new();
     for (at, (name, text)) in MIGRATIONS.iter().enumerate().skip(version as usize) {
         names.push(*name);
@@ -151,8 +153,16 @@ pub(crate) async fn open(options: &OpenOptions) -> Result<(SqliteConnection, i64
         let text = format!("the database has schema version {version} and this build needs {SCHEMA_VERSION}; run `warp-host migrate`");
         return Err(StoreError::new(OP, StoreErrorKind::Schema, text));
     }
+    use_log(&mut conn).await.map_err(fail)?;
     let wakes = read_wakes(&mut conn).await.map_err(fail)?;
     Ok((conn, wakes))
+}
+
+/// The write-ahead log is a property of the file that every later connection finds, and changing it writes: only
+/// after the file is known to be ours. A copy that [`backup`] wrote comes without.
+async fn use_log(conn: &mut SqliteConnection) -> std::result::Result<(), Fault> {
+    sqlx::query("PRAGMA journal_mode = wal").fetch_one(conn).await?;
+    Ok(())
 }
 
 async fn read_wakes(conn: &mut SqliteConnection) -> std::result::Result<i64, Fault> {

@@ -421,8 +421,8 @@ mod tests {
             Some("the payload contains a NUL character, which not every database can store")
         );
         assert_eq!(refused("{").as_deref(), Some("the payload is not JSON: EOF while parsing an object at line 1 column 1"));
-        assert_eq!(refused(&"[".repeat(100_000)).as_deref(), Some("the payload is nested deeper than 128 levels"));
-        assert_eq!(refused(&"[".repeat(129)).as_deref(), Some("the payload is nested deeper than 128 levels"));
+        assert_eq!(refused(&"[".repeat(100_000)).as_deref(), Some("the payload is nested deeper than 127 levels"));
+        assert_eq!(refused(&"[".repeat(128)).as_deref(), Some("the payload is nested deeper than 127 levels"));
         let large = format!("\"{}\"", "x".repeat(MAX_PAYLOAD_BYTES));
         assert_eq!(refused(&large).as_deref(), Some("the payload has 10485762 bytes; 10485760 are allowed"));
         let lone = r#""\ud800""#;

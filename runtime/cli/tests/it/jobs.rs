@@ -55,7 +55,7 @@ fn bad_input_is_refused_before_anything_is_stored() {
     for (args, why) in [
         (&["--payload", "{"][..], "the payload is not JSON: "),
         (&["--payload", "{\"a\": \"\\u0000\"}"], "the payload contains a NUL character"),
-        (&["--payload", &deep], "the payload is nested deeper than 128 levels"),
+        (&["--payload", &deep], "the payload is nested deeper than 127 levels"),
         (&["--payload", "{}", "--mutex", "k:{id}"], "key `k:{id}` needs `id`, which the payload lacks"),
         (&["--payload", "{}", "--mutex", "k:{"], "opens a brace at byte 2 that is never closed"),
         (&["--payload", "{}", "--semaphore", "k", "--limit", "1", "--weight", "2"], "--weight 2 is above --limit 1"),

@@ -93,7 +93,7 @@ impl Output {
     fn feed(&self, level: Level, mut bytes: &[u8]) {
         let mut open = lock(if level == Level::Stderr { &self.stderr } else { &self.stdout });
         while !bytes.is_empty() {
-            let newline = bytes.iter().position(|byte| *byte == b'\n');
+            let newline = memchr::memchr(b'\n', bytes);
             let part = &bytes[..newline.unwrap_or(bytes.len())];
             // One byte beyond the cap is kept, so that `line` sees that the line was longer.
             let room = (self.caps.line_bytes + 1).saturating_sub(open.len());

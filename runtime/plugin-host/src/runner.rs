@@ -314,6 +314,9 @@ fn cause(error: &wasmtime::Error, caps: &Caps) -> String {
     if let Some(ResourceTableError::Full) = error.downcast_ref() {
         return format!("more than {} files, streams and timers were open at once", caps.resources);
     }
+    if let Some(bad) = error.downcast_ref::<std::str::Utf8Error>() {
+        return format!("the result or a text of a host call is not UTF-8: {bad}");
+    }
     match error.downcast_ref::<Trap>() {
         Some(Trap::StackOverflow) => "stack exhausted".to_owned(),
         Some(Trap::UnreachableCodeReached) => "unreachable code reached: the guest panicked or aborted; its output says why".to_owned(),

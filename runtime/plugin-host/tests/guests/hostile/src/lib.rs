@@ -12,7 +12,9 @@ export!(Hostile);
 
 impl Guest for Hostile {
     fn handle(attempt: Attempt) -> Result<Option<String>, Failure> {
-        let (word, rest) = attempt.payload.split_once(' ').unwrap_or((&attempt.payload, ""));
+        // Where a host runs it the payload is JSON, so the same words come as a string without escapes.
+        let payload = attempt.payload.strip_prefix('"').and_then(|text| text.strip_suffix('"')).unwrap_or(&attempt.payload);
+        let (word, rest) = payload.split_once(' ').unwrap_or((payload, ""));
         let done = |text: String| Ok(Some(text));
         match word {
             "ok" => Ok(None),

@@ -8,7 +8,7 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
 use crate::Ground;
 
 /// Runs SQL on a file as another program would, and keeps the connection open until the answer is dropped.
-fn sql(ground: &Ground, text: &'static str) -> (tokio::runtime::Runtime, SqliteConnection) {
+pub(crate) fn sql(ground: &Ground, text: &'static str) -> (tokio::runtime::Runtime, SqliteConnection) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let options = SqliteConnectOptions::new().filename(ground.path("warp.db")).create_if_missing(true);
     let connection = runtime.block_on(async {

@@ -4,6 +4,7 @@
 //! without anything of whoever runs the tests.
 
 mod acceptance;
+mod bad_input;
 mod database;
 mod help;
 mod jobs;

@@ -28,8 +28,10 @@ fn first_is_stopped(gate: &Gate) -> Arc<dyn Handler> {
             gate.open(1);
             gate.pass().await;
             assert_eq!(stop.stopped().await, StopReason::HandBack);
-            let late = calls.state("b", "k", StateOp::Put(Some("late".into())), true).await;
-            assert!(matches!(late, Err(StateFault::Unavailable(_))), "an effect after the lease: {late:?}");
+            for at_once in [true, false] {
+                let late = calls.state("b", "k", StateOp::Put(Some("late".into())), at_once).await;
+                assert!(matches!(late, Err(StateFault::Unavailable(_))), "an effect after the lease: {late:?}");
+            }
             Outcome::Observed(Observed::HandedBack("stopped".into()))
         }
     })

@@ -115,7 +115,8 @@ impl Scene {
     /// Enqueues one job for each payload. Returns their ids in that order.
     fn enqueue(&self, contract: &str, payloads: impl IntoIterator<Item = String>) -> Vec<String> {
         let batch: String = payloads.into_iter().map(|payload| payload + "\n").collect();
-        let ended = self.ground.run_with(&["enqueue", contract, "--batch", "-", "--json"], batch.as_bytes());
+        self.ground.write("batch.jsonl", batch);
+        let ended = self.ground.run(&["enqueue", contract, "--batch", "batch.jsonl", "--json"]);
         let mut verdicts: Vec<(u64, String)> = ended
             .good()
             .lines()

@@ -2,6 +2,7 @@
 //! started keeps the rules that were written on the job, whoever is new takes the new ones.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use warp_domain::ending::State;
 use warp_domain::policy::{ConcurrencyKind, Mode, Stamp};
@@ -67,9 +68,9 @@ impl Seen {
         for summary in jobs.iter().filter(|job| job.parked || job.state == State::Processing) {
             *(if summary.parked { &mut self.parked } else { &mut self.running }) += 1;
             let id = summary.id.to_string();
-            if !self.stamps.contains_key(&id) {
-                let stamp = scene.job(&id).stamp.unwrap_or_else(|| panic!("it has started and has no stamp: {summary:?}"));
-                self.stamps.insert(id, stamp);
+            if let Entry::Vacant(place) = self.stamps.entry(id) {
+                let stamp = scene.job(place.key()).stamp;
+                place.insert(stamp.unwrap_or_else(|| panic!("it has started and has no stamp: {summary:?}")));
             }
         }
     }
@@ -176,7 +177,7 @@ fn five_that_wait_while_the_limit_is_raised_stay_at_the_old_one_until_an_operato
     // A job of the new version that has run to its end proves that the host claims under it, beside those who wait.
     let probe = scene.enqueue("work", [r#"{"ms":"0","key":"probe"}"#.to_owned()]).remove(0);
     let probed = scene.until_job(&probe, "a job on the new version", |job| job.summary.state == State::Completed);
-    assert_eq!(digests(&probed), [new.clone()]);
+    assert_eq!(digests(&probed), std::slice::from_ref(&new));
     assert_eq!(started(), 1, "somebody started beside a holder at limit 1");
     for (at, id) in five.iter().enumerate() {
         let shown = scene.ground.run(&["jobs", "show", id, "--json"]).json();

@@ -16,11 +16,13 @@ use crate::world::{Fault, Gate, World, code, config, done, no_op, offer, plain, 
 const UNKNOWN: StoreErrorKind = StoreErrorKind::OutcomeUnknown;
 const AWAY: StoreErrorKind = StoreErrorKind::Unavailable;
 
-/// The first run waits to be stopped, later ones complete.
-fn first_is_stopped(gate: &Gate) -> Arc<dyn Handler> {
-    let gate = gate.clone();
-    code(move |attempt, calls, stop| {
-        let gate = gate.clone();
+/// The first run waits to be stopped and then tries two writes, later ones complete. With it comes the number of
+/// writes that were refused.
+fn first_is_stopped(gate: &Gate) -> (Arc<dyn Handler>, Arc<AtomicU32>) {
+    let (gate, refused) = (gate.clone(), Arc::new(AtomicU32::new(0)));
+    let count = refused.clone();
+    let handler = code(move |attempt, calls, stop| {
+        let (gate, count) = (gate.clone(), count.clone());
         async move {
             if attempt.run > 1 {
                 return done();
@@ -30,19 +32,20 @@ fn first_is_stopped(gate: &Gate) -> Arc<dyn Handler> {
             assert_eq!(stop.stopped().await, StopReason::HandBack);
             for at_once in [true, false] {
                 let late = calls.state("b", "k", StateOp::Put(Some("late".into())), at_once).await;
-                assert!(matches!(late, Err(StateFault::Unavailable(_))), "an effect after the lease: {late:?}");
+                count.fetch_add(u32::from(matches!(late, Err(StateFault::Unavailable(_)))), Ordering::SeqCst);
             }
             Outcome::Observed(Observed::HandedBack("stopped".into()))
         }
-    })
+    });
+    (handler, refused)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_host_that_was_taken_for_dead_stops_everything_and_works_on_under_a_new_number() {
     let world = World::new();
     let gate = Gate::new();
-    let host =
-        world.host(HostConfig { renew_every: Duration::from_millis(20), ..config(3) }, vec![offer("a", plain(), first_is_stopped(&gate))]);
+    let (handler, refused) = first_is_stopped(&gate);
+    let host = world.host(HostConfig { renew_every: Duration::from_millis(20), ..config(3) }, vec![offer("a", plain(), handler)]);
     let ids = world.add_many("a", 3).await;
     world.until("three runs", || gate.came() == 3).await;
     take_for_dead(&world).await;
@@ -53,7 +56,7 @@ async fn a_host_that_was_taken_for_dead_stops_everything_and_works_on_under_a_ne
         assert_eq!(world.events(*id).await, ["Created", "Processing", "Requeued", "Processing", "Completed"]);
     }
     assert_eq!(world.look(|model| model.hosts.keys().map(|host| host.0).collect::<Vec<_>>()), [2]);
-    assert_eq!(world.look(|model| model.state.len()), 0);
+    assert_eq!((refused.load(Ordering::SeqCst), world.look(|model| model.state.len())), (6, 0));
     assert!(world.look(|model| model.is_served("a")), "it has published what it runs");
     assert!(!host.task.is_finished());
 }
@@ -89,7 +92,8 @@ async fn a_run_that_ends_after_its_host_was_taken_for_dead_changes_nothing() {
 async fn a_lapsed_lease_gives_everything_back_before_it_renews() {
     let world = World::new();
     let gate = Gate::new();
-    let host = world.host(config(2), vec![offer("a", plain(), first_is_stopped(&gate))]);
+    let (handler, refused) = first_is_stopped(&gate);
+    let host = world.host(config(2), vec![offer("a", plain(), handler)]);
     let ids = world.add_many("a", 2).await;
     world.until("both", || gate.came() == 2).await;
     for call in ["exchange", "renew", "hosts"] {
@@ -115,6 +119,7 @@ async fn a_lapsed_lease_gives_everything_back_before_it_renews() {
     for id in ids {
         assert_eq!(world.details(id).await.summary.attempts, 1);
     }
+    assert_eq!(refused.load(Ordering::SeqCst), 4);
     assert_eq!(host.numbers.report().unknown_rows, 0);
     assert_eq!(world.look(|model| model.hosts.keys().map(|host| host.0).collect::<Vec<_>>()), [1], "the registration is still there");
 }

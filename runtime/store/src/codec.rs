@@ -422,7 +422,9 @@ mod tests {
         );
         assert_eq!(refused("{").as_deref(), Some("the payload is not JSON: EOF while parsing an object at line 1 column 1"));
         assert_eq!(refused(&"[".repeat(100_000)).as_deref(), Some("the payload is nested deeper than 127 levels"));
-        assert_eq!(refused(&"[".repeat(128)).as_deref(), Some("the payload is nested deeper than 127 levels"));
+        let nested = |levels: usize| "[".repeat(levels) + &"]".repeat(levels);
+        assert_eq!(refused(&nested(MAX_PAYLOAD_DEPTH)), None, "what is allowed can be parsed");
+        assert_eq!(refused(&nested(MAX_PAYLOAD_DEPTH + 1)).as_deref(), Some("the payload is nested deeper than 127 levels"));
         let large = format!("\"{}\"", "x".repeat(MAX_PAYLOAD_BYTES));
         assert_eq!(refused(&large).as_deref(), Some("the payload has 10485762 bytes; 10485760 are allowed"));
         let lone = r#""\ud800""#;

@@ -17,7 +17,7 @@ pub type Result<T> = std::result::Result<T, StoreError>;
 
 /// The largest payload, in bytes, that any entry path accepts.
 pub const MAX_PAYLOAD_BYTES: usize = 10 << 20;
-/// The deepest nesting of a payload.
+/// The deepest nesting of a payload: one less than what the parser takes apart, so that its own limit is never met.
 pub const MAX_PAYLOAD_DEPTH: usize = 127;
 /// The longest contract, handler or queue name, in bytes.
 pub const MAX_NAME_BYTES: usize = 200;

@@ -1,7 +1,5 @@
 //! The file: made, brought up to date, copied, and everything that can be wrong with it.
 
-use std::os::unix::fs::PermissionsExt;
-
 use sqlx::Connection as _;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
 
@@ -89,20 +87,6 @@ fn a_locked_file_is_named_and_nothing_is_half_done() {
     assert!(stderr.contains("warp.db is locked by another process"), "{stderr}");
     drop(held);
     assert_eq!(ground.run(&["jobs", "list", "--json"]).good(), "[]\n");
-}
-
-#[test]
-fn a_read_only_file_says_so() {
-    let ground = Ground::new();
-    ground.run(&["migrate"]).good();
-    let path = ground.path("warp.db");
-    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o444)).expect("rights");
-    // Whoever may write everything (a superuser) is not stopped by the rights of a file.
-    if std::fs::OpenOptions::new().write(true).open(&path).is_ok() {
-        return;
-    }
-    let stderr = ground.run(&["enqueue", "c", "--payload", "{}"]).bad(5);
-    assert!(stderr.contains("read-only"), "{stderr}");
 }
 
 #[test]

@@ -4,7 +4,7 @@
 //! first. Each page is decided as a whole: policy, keys, ledger, writes. What is parked has left the ready index
 //! when the next page is read, so gated jobs in front hide nobody behind them.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use serde::Deserialize;
@@ -28,40 +28,63 @@ const PAGE: i64 = 64;
 const LARGEST_PAGE: i64 = 1024;
 /// Candidates that one exchange looks at. With more of them it answers `more` and is called again.
 const MOST_CANDIDATES: usize = 8_192;
+/// Bytes of large payloads that one exchange loads, unless the first alone is larger; then it answers `more` too.
+const MOST_LOADED: usize = 16 << 20;
 
 /// A page of one place over many lanes: each lane's oldest by its own limit, merged, cut, then joined to the job.
 /// A lane that was cut by its limit hides nobody, since that limit alone fills the page.
 ///
 /// The page comes as one JSON text. A row of the driver costs a hand-over between threads and an allocation for each
-/// column, which together is more than SQLite's own work on it. What a fresh job does not have is one NULL.
+/// column, which together is more than SQLite's own work on it. What a fresh job does not have is one NULL. A large
+/// payload stays behind and is given by its length only: how many of these are taken is decided first.
 macro_rules! candidates {
-    ($index:literal, $place:literal) => {
+    ($index:literal, $place:literal, $besides:literal, $also:literal) => {
         concat!(
             "SELECT json_group_array(json_array(s.handle, s.lane, s.due, s.is_unique, ",
             "CASE WHEN s.stamp IS NOT NULL OR s.run > 0 THEN json_array(s.run, s.attempt, s.deaths, s.stamp, s.digest, ",
             "s.keys, s.ticket, s.parked_on, s.refusal, s.settled) END, ",
-            "hex(j.id), j.created_at, j.payload, ",
+            "hex(j.id), j.created_at, iif(octet_length(j.payload) <= 16384, j.payload, octet_length(j.payload)), ",
             "CASE WHEN coalesce(j.metadata, j.trace_parent, j.explicit) IS NOT NULL ",
-            "THEN json_array(j.metadata, j.trace_parent, j.explicit) END)) FROM (",
+            "THEN json_array(j.metadata, j.trace_parent, j.explicit) END)), ",
+            $also,
+            " FROM (",
             "SELECT r.handle, r.due FROM json_each(?1) l CROSS JOIN job_state r WHERE r.handle IN (",
             "SELECT i.handle FROM job_state i INDEXED BY ",
             $index,
             " WHERE i.place = ",
             $place,
-            " AND i.lane = l.value ORDER BY i.due, i.handle LIMIT ?2",
-            ") ORDER BY r.due, r.handle LIMIT ?2",
+            " AND i.lane = l.value ORDER BY i.due, i.handle LIMIT ?2) ",
+            $besides,
+            " ORDER BY 2, 1 LIMIT ?2",
             ") c CROSS JOIN job_state s ON s.handle = c.handle CROSS JOIN job j ON j.handle = c.handle"
         )
     };
 }
 /// Index: `state_ready`, one range per lane.
-pub(crate) const READY: &str = candidates!("state_ready", "1");
-/// Index: `state_reserved`, one range per lane.
-pub(crate) const RESERVED: &str = candidates!("state_reserved", "3");
+pub(crate) const READY: &str = candidates!("state_ready", "1", "", "NULL");
+/// What is reserved, and rows by their numbers whose reservation is not written yet; and whether some row is ready.
+/// Indexes: `state_reserved` and `state_ready`, one range per lane.
+pub(crate) const RESERVED: &str = candidates!(
+    "state_reserved",
+    "3",
+    "UNION ALL SELECT r.handle, r.due FROM json_each(?3) p CROSS JOIN job_state r ON r.handle = p.value \
+     WHERE r.lane IN (SELECT value FROM json_each(?1))",
+    "EXISTS (SELECT 1 FROM json_each(?1) l CROSS JOIN job_state i INDEXED BY state_ready ON i.lane = l.value WHERE i.place = 1)"
+);
+/// Payloads that a page left behind. Primary key lookups.
+const PAYLOADS: &str = "SELECT j.payload FROM json_each(?) h CROSS JOIN job j ON j.handle = h.value ORDER BY h.key";
 
 /// One element of a page.
 #[derive(Deserialize)]
-struct Candidates(i64, i64, i64, i64, Option<Past>, String, i64, String, Option<Extra>);
+struct Candidates(i64, i64, i64, i64, Option<Past>, String, i64, Payload, Option<Extra>);
+
+/// A payload, or how many bytes it has.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Payload {
+    Here(String),
+    Large(usize),
+}
 
 /// What a row has once it has been started or parked: run, attempt, deaths, stamp, digest, keys, ticket, the key it
 /// was woken for, refusal, settled token.
@@ -93,6 +116,23 @@ enum Policy {
     Unusable(Option<i64>, String),
 }
 
+/// What is known of the rows in one place. Nobody else writes, so what has been read to its end stays so until this
+/// transaction adds to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Source {
+    /// There may be rows.
+    Open,
+    /// None are left, as of this [`Work::runnable_written`].
+    Exhausted(u64),
+}
+
+/// A page of candidates.
+struct Page {
+    found: Vec<Found>,
+    /// Some were left out because of their size.
+    is_cut: bool,
+}
+
 /// A claim in progress.
 struct Claim<'a> {
     host: HostId,
@@ -103,6 +143,12 @@ struct Claim<'a> {
     /// The stamp of each lane for jobs that declared nothing themselves.
     plain: Vec<Option<(i64, Arc<Stamp>)>>,
     ledger: Ledger,
+    /// Bytes of large payloads that have been loaded.
+    loaded: usize,
+    reserved: Source,
+    ready: Source,
+    /// Where the rows came from that were decided last, until they are written.
+    decided: Option<Place>,
     skips: Vec<(Audit, String, u32, JobHandle)>,
 }
 
@@ -127,6 +173,10 @@ pub(crate) async fn claim(
         digests: Vec::with_capacity(params.lanes.len()),
         plain: vec![None; params.lanes.len()],
         ledger,
+        loaded: 0,
+        reserved: Source::Open,
+        ready: Source::Open,
+        decided: None,
         skips: Vec::new(),
     };
     for lane in params.lanes.iter() {
@@ -137,10 +187,8 @@ pub(crate) async fn claim(
     let mut page = i64::from(params.max).min(LARGEST_PAGE);
     let mut seen = 0;
     loop {
-        let mut found = claim.page(work, Place::Reserved, &lanes, page).await?;
-        if found.is_empty() {
-            found = claim.page(work, Place::Ready, &lanes, page).await?;
-        }
+        let Page { found, is_cut } = claim.next_page(work, &lanes, page).await?;
+        exchanged.more |= is_cut;
         if found.is_empty() {
             break;
         }
@@ -148,6 +196,8 @@ pub(crate) async fn claim(
         claim.decide(work, found, most, exchanged).await?;
         if exchanged.claimed.len() >= most || seen >= MOST_CANDIDATES {
             exchanged.more = true;
+        }
+        if exchanged.more {
             break;
         }
         page = (page * 2).clamp(PAGE, LARGEST_PAGE);
@@ -157,13 +207,54 @@ pub(crate) async fn claim(
 }
 
 impl Claim<'_> {
-    async fn page(&mut self, work: &mut Work, place: Place, lanes: &str, limit: i64) -> Result<Vec<Found>, Fault> {
-        let query = if place == Place::Reserved { RESERVED } else { READY };
-        let row = sqlx::query(query).bind(lanes.to_owned()).bind(limit).fetch_one(&mut work.conn).await?;
-        let page: Vec<Candidates> = serde_json::from_str(row.try_get(0)?)
+    /// Reserved rows, or ready ones where none is reserved. What was decided before is written first if the page
+    /// could show it otherwise.
+    async fn next_page(&mut self, work: &mut Work, lanes: &str, limit: i64) -> Result<Page, Fault> {
+        let is_exhausted = |source, work: &Work| source == Source::Exhausted(work.runnable_written);
+        if !is_exhausted(self.reserved, work) || work.writes.unwritten_reservations().next().is_some() {
+            // A row that was parked in this batch and is reserved already cannot be read before it is written.
+            if self.decided.take().is_some() {
+                work.flush().await?;
+            }
+            let page = self.page(work, Place::Reserved, lanes, limit).await?;
+            if !page.found.is_empty() || page.is_cut {
+                return Ok(page);
+            }
+        }
+        if work.writes.has_unwritten_ready() {
+            work.flush().await?;
+        }
+        if is_exhausted(self.ready, work) {
+            return Ok(Page { found: Vec::new(), is_cut: false });
+        }
+        if self.decided.take() == Some(Place::Ready) {
+            work.flush().await?;
+        }
+        self.page(work, Place::Ready, lanes, limit).await
+    }
+
+    async fn page(&mut self, work: &mut Work, place: Place, lanes: &str, limit: i64) -> Result<Page, Fault> {
+        let row = if place == Place::Reserved {
+            let unwritten = json_numbers(work.writes.unwritten_reservations());
+            let row = sqlx::query(RESERVED).bind(lanes.to_owned()).bind(limit).bind(unwritten).fetch_one(&mut work.conn).await?;
+            if !row.try_get::<bool, _>(1)? {
+                self.ready = Source::Exhausted(work.runnable_written);
+            }
+            row
+        } else {
+            sqlx::query(READY).bind(lanes.to_owned()).bind(limit).fetch_one(&mut work.conn).await?
+        };
+        let mut page: Vec<Candidates> = serde_json::from_str(row.try_get(0)?)
             .map_err(|error| Fault::Said(StoreErrorKind::Internal, format!("a page of candidates: {error}")))?;
+        if (page.len() as i64) < limit {
+            let source = if place == Place::Reserved { &mut self.reserved } else { &mut self.ready };
+            *source = Source::Exhausted(work.runnable_written);
+        }
+        page.sort_unstable_by_key(|Candidates(handle, _, due, ..)| (*due, *handle));
+        let is_cut = self.load_payloads(work, &mut page).await?;
         let mut found = Vec::with_capacity(page.len());
         for Candidates(handle, lane_id, due, is_unique, past, id, created_at, payload, extra) in page {
+            let Payload::Here(payload) = payload else { continue };
             let Some(lane) = self.lane_ids.iter().position(|lane| *lane == lane_id) else { continue };
             let mut row = StateRow::new(handle, lane_id, None, UnixMillis(due), is_unique != 0);
             row.place = place;
@@ -180,8 +271,33 @@ impl Claim<'_> {
             let id = id.map_err(|error| Fault::Said(StoreErrorKind::Internal, format!("the id of job {handle}: {error}")))?;
             found.push(Found { row, id, payload, metadata, trace_parent, created_at: UnixMillis(created_at), lane, policy });
         }
-        found.sort_unstable_by_key(|found| (found.row.due, found.row.handle));
-        Ok(found)
+        Ok(Page { found, is_cut })
+    }
+
+    /// Fetches what the page left behind, as much as one exchange may hold, and cuts the page there; whether it did.
+    async fn load_payloads(&mut self, work: &mut Work, page: &mut Vec<Candidates>) -> Result<bool, Fault> {
+        let mut is_cut = false;
+        let mut large = Vec::new();
+        for (at, Candidates(handle, .., payload, _)) in page.iter().enumerate() {
+            let Payload::Large(bytes) = payload else { continue };
+            // One is taken in any case, else a job with the largest payload would never run.
+            if self.loaded > 0 && self.loaded + bytes > MOST_LOADED {
+                page.truncate(at);
+                is_cut = true;
+                break;
+            }
+            self.loaded += bytes;
+            large.push(*handle);
+        }
+        if large.is_empty() {
+            return Ok(is_cut);
+        }
+        let rows = sqlx::query(PAYLOADS).bind(json_numbers(large)).fetch_all(&mut work.conn).await?;
+        let behind = page.iter_mut().map(|Candidates(.., payload, _)| payload).filter(|payload| matches!(payload, Payload::Large(_)));
+        for (payload, row) in behind.zip(&rows) {
+            *payload = Payload::Here(row.try_get(0)?);
+        }
+        Ok(is_cut)
     }
 
     /// The policy on the row, or the one that is resolved now and will be written on it.
@@ -219,13 +335,18 @@ impl Claim<'_> {
         if !keys.is_empty() {
             work.load_keys(&mut self.ledger, keys).await?;
         }
+        let mut decided = HashSet::with_capacity(found.len());
         for found in found {
             if exchanged.claimed.len() >= most {
                 break;
             }
+            decided.insert(found.row.handle);
+            self.decided = Some(found.row.place);
             self.decide_one(work, found, &texts, exchanged).await?;
         }
-        work.write_decisions(&mut self.ledger, self.now).await
+        // Whatever has become of them is written instead of their reservation.
+        work.writes.forget_reservations(&decided);
+        work.decide_further(&mut self.ledger, self.now).await
     }
 
     async fn decide_one(
@@ -391,16 +512,8 @@ async fn render_keys(work: &mut Work, found: &mut [Found]) -> Result<HashMap<Key
         found[at].row.keys = keys.into_iter().collect();
     }
     let mut names: HashMap<KeyId, String> = ids.into_iter().map(|(text, id)| (id, text)).collect();
-    let unnamed: BTreeSet<i64> =
-        found.iter().flat_map(|found| found.row.keys.iter()).filter(|key| !names.contains_key(key)).map(|key| key.0).collect();
-    if !unnamed.is_empty() {
-        let rows = sqlx::query("SELECT id, key FROM conc_key WHERE id IN (SELECT value FROM json_each(?))")
-            .bind(json_numbers(unnamed))
-            .fetch_all(&mut work.conn)
-            .await?;
-        for row in &rows {
-            names.insert(KeyId(row.try_get(0)?), row.try_get(1)?);
-        }
-    }
+    let unnamed: BTreeSet<KeyId> =
+        found.iter().flat_map(|found| found.row.keys.iter()).filter(|key| !names.contains_key(key)).copied().collect();
+    work.key_texts(unnamed, &mut names).await?;
     Ok(names)
 }

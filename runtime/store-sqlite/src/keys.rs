@@ -4,6 +4,7 @@
 //! key row" is the write lock itself, and nothing that was counted here can change before the commit.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
 
 use sqlx::Row as _;
 use sqlx::sqlite::SqliteRow;
@@ -85,18 +86,25 @@ impl Work {
             self.flush().await?;
             for key in short {
                 let after = ledger.key(key).and_then(|state| state.line.last()).map_or(0, |last| last.ticket);
-                let further = self.load_line(key, after, LONG_LINE).await?;
-                let more = further.len() >= LONG_LINE as usize;
+                let mut further = self.load_line(key, after, LONG_LINE + 1).await?;
+                let more = further.len() > LONG_LINE as usize;
+                further.truncate(LONG_LINE as usize);
                 ledger.extend_line(key, further, more);
             }
         }
     }
 
-    /// Writes everything that a command decided about keys, the waiters further down the lines included.
-    pub(crate) async fn write_decisions(&mut self, ledger: &mut Ledger, now: UnixMillis) -> Result<(), Fault> {
+    /// Takes over everything that was decided about keys, the waiters further down the lines included.
+    pub(crate) async fn decide_further(&mut self, ledger: &mut Ledger, now: UnixMillis) -> Result<(), Fault> {
         self.take_decisions(ledger, now);
         self.hand_on_further(ledger, now).await?;
         self.take_decisions(ledger, now);
+        Ok(())
+    }
+
+    /// Writes everything that a command decided about keys.
+    pub(crate) async fn write_decisions(&mut self, ledger: &mut Ledger, now: UnixMillis) -> Result<(), Fault> {
+        self.decide_further(ledger, now).await?;
         self.flush().await
     }
 
@@ -110,7 +118,8 @@ impl Work {
         }
         let wanted = json_numbers(keys.iter().map(|key| key.0));
         let mut states: BTreeMap<KeyId, KeyState> = keys.into_iter().map(|key| (key, KeyState::default())).collect();
-        let row = sqlx::query(KEYS).bind(wanted).bind(depth).fetch_one(&mut self.conn).await?;
+        // One more than the ledger gets: whether there is one more.
+        let row = sqlx::query(KEYS).bind(wanted).bind(depth + 1).fetch_one(&mut self.conn).await?;
         let damaged = |error: serde_json::Error| Fault::Said(StoreErrorKind::Internal, format!("the rows of a key: {error}"));
         let limits: Vec<(i64, u32)> = serde_json::from_str(row.try_get(0)?).map_err(damaged)?;
         let slots: Vec<(i64, u32, i64, u32, i64)> = serde_json::from_str(row.try_get(1)?).map_err(damaged)?;
@@ -131,6 +140,10 @@ impl Work {
             let job = JobHandle(job);
             let concurrency = self.concurrency_of(job, stamp).await?;
             let state = states.entry(KeyId(key)).or_default();
+            if state.line.len() >= depth as usize {
+                state.more_waiters = true;
+                continue;
+            }
             state.line.push(Waiter {
                 job,
                 ticket: ticket.cast_unsigned(),
@@ -139,7 +152,6 @@ impl Work {
                 several_keys: several_keys != 0,
                 claimable: true,
             });
-            state.more_waiters = state.line.len() >= depth as usize;
         }
         for state in states.values_mut() {
             state.slots.sort_unstable_by_key(|slot| slot.number);
@@ -183,16 +195,79 @@ impl Work {
 
     /// The numbers of rendered keys, drawn for new ones.
     pub(crate) async fn key_ids(&mut self, texts: &BTreeSet<String>) -> Result<HashMap<String, KeyId>, Fault> {
-        if texts.is_empty() {
-            return Ok(HashMap::new());
+        let mut ids = HashMap::with_capacity(texts.len());
+        let mut unknown = Vec::new();
+        for text in texts {
+            match self.known_keys().id(text) {
+                Some(id) => drop(ids.insert(text.clone(), id)),
+                None => unknown.push(text),
+            }
         }
-        let rows: Vec<&String> = texts.iter().collect();
-        self.statements.keys.run(&mut self.conn, &rows, |key, row| row.put((*key).clone()).map(drop)).await?;
-        let wanted = serde_json::to_string(&rows).unwrap_or_default();
+        if unknown.is_empty() {
+            return Ok(ids);
+        }
+        self.statements.keys.run(&mut self.conn, &unknown, |key, row| row.put((*key).clone()).map(drop)).await?;
+        let wanted = serde_json::to_string(&unknown).unwrap_or_default();
         let found = sqlx::query("SELECT key, id FROM conc_key WHERE key IN (SELECT value FROM json_each(?))")
             .bind(wanted)
             .fetch_all(&mut self.conn)
             .await?;
-        found.iter().map(|row| Ok((row.try_get(0)?, KeyId(row.try_get(1)?)))).collect()
+        for row in &found {
+            let (text, id): (String, _) = (row.try_get(0)?, KeyId(row.try_get(1)?));
+            self.remember_key(&text, id, true);
+            ids.insert(text, id);
+        }
+        Ok(ids)
+    }
+
+    /// Adds the texts of these keys.
+    pub(crate) async fn key_texts(&mut self, mut keys: BTreeSet<KeyId>, texts: &mut HashMap<KeyId, String>) -> Result<(), Fault> {
+        keys.retain(|key| match self.known_keys().text(*key) {
+            Some(text) => {
+                texts.insert(*key, text.to_owned());
+                false
+            }
+            None => true,
+        });
+        if keys.is_empty() {
+            return Ok(());
+        }
+        let rows = sqlx::query("SELECT id, key FROM conc_key WHERE id IN (SELECT value FROM json_each(?))")
+            .bind(json_numbers(keys.iter().map(|key| key.0)))
+            .fetch_all(&mut self.conn)
+            .await?;
+        for row in &rows {
+            let (id, text): (_, String) = (KeyId(row.try_get(0)?), row.try_get(1)?);
+            self.remember_key(&text, id, false);
+            texts.insert(id, text);
+        }
+        Ok(())
+    }
+}
+
+/// Rendered keys and their numbers, in both directions. A key's row is never changed and its number never given again.
+#[derive(Default)]
+pub(crate) struct KnownKeys {
+    ids: HashMap<Arc<str>, KeyId>,
+    texts: HashMap<KeyId, Arc<str>>,
+}
+
+impl KnownKeys {
+    fn id(&self, text: &str) -> Option<KeyId> {
+        self.ids.get(text).copied()
+    }
+
+    fn text(&self, id: KeyId) -> Option<&str> {
+        self.texts.get(&id).map(AsRef::as_ref)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.ids.len()
+    }
+
+    pub(crate) fn insert(&mut self, text: &str, id: KeyId) {
+        let text: Arc<str> = text.into();
+        self.ids.insert(text.clone(), id);
+        self.texts.insert(id, text);
     }
 }

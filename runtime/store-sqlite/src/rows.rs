@@ -12,7 +12,7 @@ use warp_domain::ledger::Effect;
 use warp_domain::{HostId, JobHandle, KeyId, RunNumber, UnixMillis};
 use warp_store::{LogLine, StoreErrorKind};
 
-use crate::bulk::Bulk;
+use crate::bulk::{Bulk, Script};
 use crate::error::Fault;
 
 /// Where a job stands. The numbers are in the file and in the conditions of its partial indexes.
@@ -406,6 +406,8 @@ pub(crate) struct Writes {
     blocks: Vec<(i64, i64, i64)>,
     /// Jobs that this transaction has made runnable and nobody has claimed in it.
     runnable: HashSet<i64>,
+    /// The earliest due time of what this command has scheduled.
+    scheduled: Option<i64>,
 }
 
 impl Writes {
@@ -414,6 +416,7 @@ impl Writes {
             Place::Ready => self.runnable.insert(row.handle),
             _ => self.runnable.remove(&row.handle),
         };
+        self.note_scheduled(&row);
         self.states.push(row);
     }
 
@@ -423,7 +426,62 @@ impl Writes {
         if row.place == Place::Ready {
             self.runnable.insert(row.handle);
         }
+        self.note_scheduled(&row);
         self.ends.push(row);
+    }
+
+    fn note_scheduled(&mut self, row: &StateRow) {
+        if row.place == Place::Scheduled {
+            self.scheduled = Some(self.scheduled.map_or(row.due, |due| due.min(row.due)));
+        }
+    }
+
+    /// The earliest due time of what this command has scheduled.
+    pub(crate) fn scheduled(&self) -> Option<UnixMillis> {
+        self.scheduled.map(UnixMillis)
+    }
+
+    /// What outlasts a flush.
+    pub(crate) fn memory(&self) -> Writes {
+        Writes { runnable: self.runnable.clone(), scheduled: self.scheduled, ..Writes::default() }
+    }
+
+    /// Whether nothing waits to be written.
+    pub(crate) fn is_written(&self) -> bool {
+        let Writes { states, ends, audits, outcomes, logs, progress, free_unique, free_slots, take_slots, moves, unblocks, blocks, .. } =
+            self;
+        states.is_empty()
+            && ends.is_empty()
+            && audits.is_empty()
+            && outcomes.is_empty()
+            && logs.is_empty()
+            && progress.is_empty()
+            && free_unique.is_empty()
+            && free_slots.is_empty()
+            && take_slots.is_empty()
+            && moves.is_empty()
+            && unblocks.is_empty()
+            && blocks.is_empty()
+    }
+
+    /// Whether rows wait to be written that a claim would find.
+    pub(crate) fn has_unwritten_runnable(&self) -> bool {
+        self.has_unwritten_ready() || !self.moves.is_empty()
+    }
+
+    /// Whether some of them are ready.
+    pub(crate) fn has_unwritten_ready(&self) -> bool {
+        self.states().any(|row| row.place == Place::Ready) || self.moves.iter().any(|(_, place, _)| *place == Place::Ready)
+    }
+
+    /// Reserved jobs whose rows still say that they are parked.
+    pub(crate) fn unwritten_reservations(&self) -> impl Iterator<Item = i64> {
+        self.moves.iter().filter(|(_, place, _)| *place == Place::Reserved).map(|(job, ..)| *job)
+    }
+
+    /// These jobs have been decided about after they were reserved: whatever became of them is written instead.
+    pub(crate) fn forget_reservations(&mut self, jobs: &HashSet<i64>) {
+        self.moves.retain(|(job, place, _)| *place != Place::Reserved || !jobs.contains(job));
     }
 
     /// Rows to be written.
@@ -492,8 +550,8 @@ impl Writes {
         }
     }
 
-    /// Writes everything. Rows come before moves: what was parked in this batch may have been woken in it.
-    pub(crate) async fn flush(&mut self, with: &Statements, conn: &mut SqliteConnection) -> Result<(), Fault> {
+    /// Writes everything behind what `script` says already. Rows come before moves: what was parked in this batch may have been woken in it.
+    pub(crate) async fn flush(&mut self, with: &Statements, mut script: Script, conn: &mut SqliteConnection) -> Result<(), Fault> {
         let Writes {
             states,
             ends,
@@ -508,79 +566,63 @@ impl Writes {
             unblocks,
             blocks,
             runnable,
+            scheduled,
         } = std::mem::take(self);
-        self.runnable = runnable;
+        (self.runnable, self.scheduled) = (runnable, scheduled);
         let one = |job: &i64, row: &mut crate::bulk::Row<'_>| row.put(*job).map(drop);
-        with.free_unique.run(conn, &free_unique, one).await?;
+        script.rows(&with.free_unique, &free_unique, one)?;
         let narrow = |row: &StateRow| row.keys.is_empty();
         let (completed, ended): (Vec<_>, Vec<_>) = ends.into_iter().partition(|row| row.place == Place::Completed && narrow(row));
         let (started, states): (Vec<_>, Vec<_>) = states.into_iter().partition(|row| row.place == Place::Running && narrow(row));
-        let mut written = with
-            .completed
-            .run(conn, &completed, |state, row| {
-                row.put(state.handle)?.put(state.lane)?.put(state.due)?.put(state.settled)?.put(state.changed_at)?;
-                Ok(())
-            })
-            .await?;
-        written += with.ends.run(conn, &ended, StateRow::put).await?;
-        if written != (completed.len() + ended.len()) as u64 {
+        let mut guarded = script.rows(&with.completed, &completed, |state, row| {
+            row.put(state.handle)?.put(state.lane)?.put(state.due)?.put(state.settled)?.put(state.changed_at)?;
+            Ok(())
+        })?;
+        guarded.end = script.rows(&with.ends, &ended, StateRow::put)?.end;
+        script.rows(&with.started, &started, |state, row| {
+            row.put(state.handle)?.put(state.lane)?.put(state.due)?.put(state.run)?.put(state.attempt)?;
+            row.put(state.stamp)?.put(state.digest)?.put(state.token)?.put(state.host)?.put(state.changed_at)?;
+            Ok(())
+        })?;
+        script.rows(&with.states, &states, StateRow::put)?;
+        script.rows(&with.free_slots, &free_slots, one)?;
+        script.rows(&with.take_slots, &take_slots, |(key, number, job, limit, since), row| {
+            row.put(*key)?.put(*number)?.put(*job)?.put(*limit)?.put(*since)?;
+            Ok(())
+        })?;
+        script.rows(&with.moves, &moves, |(job, place, at), row| {
+            row.put(*job)?.put(*place as i64)?.put(*at)?;
+            Ok(())
+        })?;
+        script.rows(&with.unblock, &unblocks, one)?;
+        script.rows(&with.block, &blocks, |(key, job, ticket), row| {
+            row.put(*key)?.put(*job)?.put(*ticket)?;
+            Ok(())
+        })?;
+        script.rows(&with.audit, &audits, |(entry, audit), row| {
+            let Audit { job, at, event, run, message, host, digest, took_us } = audit;
+            row.put(*job)?.put(*entry)?.put(at.0)?.put(*event as i64)?.put(*run)?.put(message.clone())?;
+            row.put(host.map(|host| host.0))?.put(*digest)?.put(*took_us)?;
+            Ok(())
+        })?;
+        script.rows(&with.outcomes, &outcomes, |outcome, row| {
+            let OutcomeRow { job, result, error, dropped_lines, dropped_bytes } = outcome;
+            row.put(*job)?.put(result.clone())?.put(error.clone())?.put(*dropped_lines)?.put(*dropped_bytes)?;
+            Ok(())
+        })?;
+        script.rows(&with.logs, &logs, |(job, entry, run, LogLine { at, stream, text }), row| {
+            row.put(*job)?.put(*entry)?.put(at.0)?.put(*run)?.put(*stream)?.put(text.clone())?;
+            Ok(())
+        })?;
+        script.rows(&with.progress, &progress, |(job, name, percent, entry), row| {
+            row.put(*job)?.put(name.clone())?.put(f64::from(*percent))?.put(*entry)?;
+            Ok(())
+        })?;
+        let changed = script.run(conn).await?;
+        // The ends stand one behind the other.
+        if changed[guarded].iter().sum::<u64>() != (completed.len() + ended.len()) as u64 {
             return Err(Fault::Outdated);
         }
-        with.started
-            .run(conn, &started, |state, row| {
-                row.put(state.handle)?.put(state.lane)?.put(state.due)?.put(state.run)?.put(state.attempt)?;
-                row.put(state.stamp)?.put(state.digest)?.put(state.token)?.put(state.host)?.put(state.changed_at)?;
-                Ok(())
-            })
-            .await?;
-        with.states.run(conn, &states, StateRow::put).await?;
-        with.free_slots.run(conn, &free_slots, one).await?;
-        with.take_slots
-            .run(conn, &take_slots, |(key, number, job, limit, since), row| {
-                row.put(*key)?.put(*number)?.put(*job)?.put(*limit)?.put(*since)?;
-                Ok(())
-            })
-            .await?;
-        with.moves
-            .run(conn, &moves, |(job, place, at), row| {
-                row.put(*job)?.put(*place as i64)?.put(*at)?;
-                Ok(())
-            })
-            .await?;
-        with.unblock.run(conn, &unblocks, one).await?;
-        with.block
-            .run(conn, &blocks, |(key, job, ticket), row| {
-                row.put(*key)?.put(*job)?.put(*ticket)?;
-                Ok(())
-            })
-            .await?;
-        with.audit
-            .run(conn, &audits, |(entry, audit), row| {
-                let Audit { job, at, event, run, message, host, digest, took_us } = audit;
-                row.put(*job)?.put(*entry)?.put(at.0)?.put(*event as i64)?.put(*run)?.put(message.clone())?;
-                row.put(host.map(|host| host.0))?.put(*digest)?.put(*took_us)?;
-                Ok(())
-            })
-            .await?;
-        with.outcomes
-            .run(conn, &outcomes, |outcome, row| {
-                let OutcomeRow { job, result, error, dropped_lines, dropped_bytes } = outcome;
-                row.put(*job)?.put(result.clone())?.put(error.clone())?.put(*dropped_lines)?.put(*dropped_bytes)?;
-                Ok(())
-            })
-            .await?;
-        with.logs
-            .run(conn, &logs, |(job, entry, run, LogLine { at, stream, text }), row| {
-                row.put(*job)?.put(*entry)?.put(at.0)?.put(*run)?.put(*stream)?.put(text.clone())?;
-                Ok(())
-            })
-            .await?;
-        with.progress
-            .run(conn, &progress, |(job, name, percent, entry), row| {
-                row.put(*job)?.put(name.clone())?.put(f64::from(*percent))?.put(*entry)?;
-                Ok(())
-            })
-            .await?;
         Ok(())
     }
 

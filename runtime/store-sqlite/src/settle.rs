@@ -46,9 +46,9 @@ pub(crate) async fn settle_all(
             continue;
         }
         let before = work.piece().await?;
-        match settle(work, ledger, host, piece, now).await {
+        match settle_and_write(work, ledger, host, piece, now).await {
             Ok(done) => {
-                work.keep_piece().await?;
+                work.keep_piece();
                 verdicts.extend(done);
             }
             // What this process remembered of a run is not true any more: from the file, then.
@@ -95,7 +95,7 @@ async fn poison(
         state: Vec::new(),
         took: settle.took,
     };
-    let verdict = self::settle(work, ledger, host, std::slice::from_ref(&bare), now).await?;
+    let verdict = settle_and_write(work, ledger, host, std::slice::from_ref(&bare), now).await?;
     Ok(match verdict.first() {
         Some(SettleVerdict::Settled) => SettleVerdict::Poison,
         Some(other) => *other,
@@ -107,14 +107,29 @@ fn failed_as_poison(reason: &str) -> Ending {
     Ending::Failed { message: format!("the end of the run cannot be stored: {reason}"), reason: FailedReason::Unacceptable }
 }
 
-async fn settle(
+async fn settle_and_write(
     work: &mut Work,
     ledger: &mut Ledger,
     host: HostId,
     settles: &[Settle],
     now: UnixMillis,
 ) -> Result<Vec<SettleVerdict>, Fault> {
-    let mut rows = load(work, settles).await?;
+    let cancellations = sqlx::query("SELECT 1 FROM cancel_request LIMIT 1").fetch_optional(&mut work.conn).await?.is_some();
+    let verdicts = settle(work, ledger, host, settles, cancellations, now).await?;
+    work.write_decisions(ledger, now).await?;
+    Ok(verdicts)
+}
+
+/// Decides about ends, all or none. What it decided waits to be written, except where a later decision has to read it.
+pub(crate) async fn settle(
+    work: &mut Work,
+    ledger: &mut Ledger,
+    host: HostId,
+    settles: &[Settle],
+    cancellations: bool,
+    now: UnixMillis,
+) -> Result<Vec<SettleVerdict>, Fault> {
+    let mut rows = load(work, settles, cancellations).await?;
     let is_mine =
         |settle: &Settle, row: &StateRow| row.place == Place::Running && row.token == Some(settle.token.0) && row.host == Some(host.0);
     let keys: Vec<_> = settles
@@ -135,18 +150,19 @@ async fn settle(
         };
         verdicts.push(verdict);
     }
-    work.write_decisions(ledger, now).await?;
+    work.decide_further(ledger, now).await?;
     if !children.is_empty() {
+        work.frame().await?;
         enqueue::enqueue(work, children, now).await?;
     }
     Ok(verdicts)
 }
 
-async fn load(work: &mut Work, settles: &[Settle]) -> Result<HashMap<i64, Loaded>, Fault> {
+async fn load(work: &mut Work, settles: &[Settle], cancellations: bool) -> Result<HashMap<i64, Loaded>, Fault> {
     let mut loaded = HashMap::with_capacity(settles.len());
     // Nobody but its host ends a run, so what this process wrote when it claimed is what stands there, unless
     // somebody wants a run cancelled. The guard of the write tells when that is wrong.
-    if sqlx::query("SELECT 1 FROM cancel_request LIMIT 1").fetch_optional(&mut work.conn).await?.is_none() {
+    if !cancellations {
         for settle in settles {
             if let Some(row) = work.running.get(&settle.handle.0).filter(|row| row.token == Some(settle.token.0)) {
                 loaded.insert(row.handle, Loaded { row: row.clone(), cancelled_by: None });
@@ -185,6 +201,9 @@ async fn settle_one(
     if let Ending::Completed { .. } = ending {
         match plan_state(work, settle).await? {
             Some(values) => {
+                if !values.is_empty() {
+                    work.frame().await?;
+                }
                 for ((bucket, key), value) in values {
                     shared_state::put(work, &bucket, &key, value.as_deref()).await?;
                 }
@@ -211,6 +230,7 @@ async fn settle_one(
 
 /// The run that somebody wanted cancelled is over.
 pub(crate) async fn forget_cancellation(work: &mut Work, job: i64) -> Result<(), Fault> {
+    work.frame().await?;
     sqlx::query("DELETE FROM cancel_request WHERE job = ?").bind(job).execute(&mut work.conn).await?;
     Ok(())
 }

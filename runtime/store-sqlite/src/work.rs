@@ -4,12 +4,15 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use sqlx::sqlite::SqliteRow;
 use sqlx::{Row as _, SqliteConnection};
 use warp_domain::policy::{Declared, Stamp};
-use warp_domain::{Digest, UnixMillis};
+use warp_domain::{Digest, HostId, KeyId, UnixMillis};
 use warp_store::{StoreErrorKind, codec};
 
+use crate::bulk::Script;
 use crate::error::Fault;
+use crate::keys::KnownKeys;
 use crate::rows::{Audit, Place, StateRow, Statements, Writes};
 
 /// More names than this are forgotten at once; they are a cache, and a lane or policy costs a few hundred bytes.
@@ -34,8 +37,53 @@ struct Names {
     stamps: HashMap<i64, Arc<Stamp>>,
     declared: HashMap<i64, Arc<Declared>>,
     digests: HashMap<Digest, i64>,
+    keys: KnownKeys,
     /// Whether something is in here that is not committed yet.
     uncommitted: bool,
+}
+
+/// What nearly every exchange asks, read together with the sequence.
+#[derive(Debug)]
+pub(crate) struct Facts {
+    /// Whether somebody wants a run cancelled.
+    pub(crate) cancellations: bool,
+    /// When the next scheduled job falls due.
+    pub(crate) next_due: Option<UnixMillis>,
+    hosts: Vec<i64>,
+}
+
+impl Facts {
+    /// Whether a host is still registered; a rescued one is not, and hears it here (C1).
+    pub(crate) fn check_host(&self, host: HostId) -> Result<(), Fault> {
+        if self.hosts.contains(&host.0) { Ok(()) } else { Err(host_lost(host)) }
+    }
+}
+
+/// Columns that [`read_facts`] expects. Index: `state_scheduled`; the other two tables are small by nature.
+macro_rules! facts {
+    () => {
+        "EXISTS (SELECT 1 FROM cancel_request), (SELECT min(due) FROM job_state INDEXED BY state_scheduled WHERE place = 0), \
+         (SELECT json_group_array(id) FROM host)"
+    };
+}
+
+/// The part of a command that can be undone alone.
+pub(crate) struct Piece {
+    counters: HashMap<String, i64>,
+    writes: Writes,
+}
+
+/// Whether the file knows of the piece yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Framed {
+    /// No piece is open.
+    No,
+    /// The next writes begin with the savepoint.
+    Asked,
+    /// The savepoint is there.
+    Yes,
+    /// Nobody will go back to it; the next writes begin with its end.
+    Kept,
 }
 
 /// The writer's transaction. All commands of one group share it.
@@ -47,6 +95,11 @@ pub(crate) struct Work {
     pub(crate) counters: HashMap<String, i64>,
     stored_sequence: Sequence,
     names: Names,
+    /// As of the beginning of the transaction, until its first command is over.
+    facts: Option<Facts>,
+    framed: Framed,
+    /// How often rows have been written that a claim may find.
+    pub(crate) runnable_written: u64,
     /// Rows of runs that this process has claimed, as they were written. Every write that ends one is guarded by its
     /// token, so an entry that somebody else has made untrue is noticed and read again.
     pub(crate) running: HashMap<i64, StateRow>,
@@ -68,6 +121,9 @@ impl Work {
             counters: HashMap::new(),
             stored_sequence: nothing,
             names: Names::default(),
+            facts: None,
+            framed: Framed::No,
+            runnable_written: 0,
             running: HashMap::new(),
             others_wrote: false,
             is_prepared: false,
@@ -93,8 +149,8 @@ impl Work {
             sqlx::query("PRAGMA busy_timeout = 0").execute(&mut self.conn).await?;
             self.is_prepared = true;
         }
-        sqlx::query("BEGIN IMMEDIATE").execute(&mut self.conn).await?;
-        let row = sqlx::query("SELECT handle, token, ticket, entry, wakes FROM sequence").fetch_one(&mut self.conn).await?;
+        let begin = concat!("BEGIN IMMEDIATE; SELECT handle, token, ticket, entry, wakes, ", facts!(), " FROM sequence");
+        let row = sqlx::query(begin).fetch_one(&mut self.conn).await?;
         self.sequence = Sequence {
             handle: row.try_get(0)?,
             token: row.try_get(1)?,
@@ -102,6 +158,8 @@ impl Work {
             entry: row.try_get(3)?,
             wakes: row.try_get(4)?,
         };
+        self.facts = Some(read_facts(&row, 5)?);
+        self.framed = Framed::No;
         self.others_wrote = self.stored_sequence.handle > 0 && self.stored_sequence != self.sequence;
         self.stored_sequence = self.sequence;
         Ok(())
@@ -113,20 +171,18 @@ impl Work {
     }
 
     pub(crate) async fn commit(&mut self) -> Result<(), Fault> {
-        self.flush_counters().await?;
         self.sequence.wakes += i64::from(self.announce);
+        let mut script = Script::default();
+        self.say_counters(&mut script)?;
         if self.sequence != self.stored_sequence {
             let Sequence { handle, token, ticket, entry, wakes } = self.sequence;
-            sqlx::query("UPDATE sequence SET handle = ?, token = ?, ticket = ?, entry = ?, wakes = ?")
-                .bind(handle)
-                .bind(token)
-                .bind(ticket)
-                .bind(entry)
-                .bind(wakes)
-                .execute(&mut self.conn)
-                .await?;
+            script.say("UPDATE sequence SET handle = ?, token = ?, ticket = ?, entry = ?, wakes = ?");
+            for number in [handle, token, ticket, entry, wakes] {
+                script.put(number)?;
+            }
         }
-        sqlx::query("COMMIT").execute(&mut self.conn).await?;
+        script.say("COMMIT");
+        script.run(&mut self.conn).await?;
         self.stored_sequence = self.sequence;
         self.names.uncommitted = false;
         Ok(())
@@ -145,46 +201,66 @@ impl Work {
         }
     }
 
+    /// What an exchange wants to know, as it is now.
+    pub(crate) async fn facts(&mut self) -> Result<Facts, Fault> {
+        match self.facts.take() {
+            Some(facts) => Ok(facts),
+            None => read_facts(&sqlx::query(concat!("SELECT ", facts!())).fetch_one(&mut self.conn).await?, 0),
+        }
+    }
+
     /// One command of several begins. Its counters are written apart, so that an undo takes them along.
     pub(crate) async fn savepoint(&mut self) -> Result<(), Fault> {
-        self.flush_counters().await?;
-        sqlx::query("SAVEPOINT command").execute(&mut self.conn).await?;
-        Ok(())
+        let mut script = Script::default();
+        self.say_counters(&mut script)?;
+        script.say("SAVEPOINT command");
+        script.run(&mut self.conn).await.map(drop)
     }
 
     pub(crate) async fn release_savepoint(&mut self) -> Result<(), Fault> {
+        // Takes an inner savepoint along.
+        self.framed = Framed::No;
         sqlx::query("RELEASE command").execute(&mut self.conn).await?;
         Ok(())
     }
 
     pub(crate) async fn undo_savepoint(&mut self) -> Result<(), Fault> {
         self.forget_uncommitted();
+        self.framed = Framed::No;
+        self.facts = None;
         self.counters.clear();
         self.writes.clear();
-        sqlx::query("ROLLBACK TO command").execute(&mut self.conn).await?;
-        sqlx::query("RELEASE command").execute(&mut self.conn).await?;
+        sqlx::query("ROLLBACK TO command; RELEASE command").execute(&mut self.conn).await?;
         Ok(())
     }
 
-    /// Part of a command begins that can be undone alone.
-    pub(crate) async fn piece(&mut self) -> Result<HashMap<String, i64>, Fault> {
-        self.flush().await?;
-        sqlx::query("SAVEPOINT piece").execute(&mut self.conn).await?;
-        Ok(self.counters.clone())
+    /// Part of a command begins that can be undone alone, after everything before it has been written. The savepoint
+    /// is made with the first [`Work::flush`]; whoever writes otherwise calls [`Work::frame`] before.
+    pub(crate) async fn piece(&mut self) -> Result<Piece, Fault> {
+        if self.framed == Framed::Kept || !self.writes.is_written() {
+            self.flush().await?;
+        }
+        self.framed = Framed::Asked;
+        Ok(Piece { counters: self.counters.clone(), writes: self.writes.memory() })
     }
 
-    pub(crate) async fn keep_piece(&mut self) -> Result<(), Fault> {
-        sqlx::query("RELEASE piece").execute(&mut self.conn).await?;
-        Ok(())
+    /// Makes the savepoint of a piece now.
+    pub(crate) async fn frame(&mut self) -> Result<(), Fault> {
+        if self.framed == Framed::Asked { self.flush().await } else { Ok(()) }
     }
 
-    /// Undoes the piece; `counters` is what [`Work::piece`] returned.
-    pub(crate) async fn undo_piece(&mut self, counters: HashMap<String, i64>) -> Result<(), Fault> {
+    pub(crate) fn keep_piece(&mut self) {
+        self.framed = if self.framed == Framed::Yes { Framed::Kept } else { Framed::No };
+    }
+
+    /// Undoes it.
+    pub(crate) async fn undo_piece(&mut self, piece: Piece) -> Result<(), Fault> {
         self.forget_uncommitted();
-        self.writes.clear();
-        self.counters = counters;
-        sqlx::query("ROLLBACK TO piece").execute(&mut self.conn).await?;
-        sqlx::query("RELEASE piece").execute(&mut self.conn).await?;
+        self.writes = piece.writes;
+        self.counters = piece.counters;
+        if std::mem::replace(&mut self.framed, Framed::No) == Framed::Yes {
+            sqlx::query("ROLLBACK TO piece; RELEASE piece").execute(&mut self.conn).await?;
+        }
         Ok(())
     }
 
@@ -198,6 +274,7 @@ impl Work {
     /// A command has written everything. What it made runnable and nobody claimed is announced.
     pub(crate) fn end_command(&mut self) {
         self.announce |= self.writes.made_runnable();
+        self.facts = None;
         self.writes.clear();
     }
 
@@ -227,7 +304,23 @@ impl Work {
                 self.running.remove(&row.handle);
             }
         }
-        self.writes.flush(&self.statements, &mut self.conn).await
+        if self.writes.is_written() && self.framed != Framed::Asked {
+            return Ok(());
+        }
+        let mut script = Script::default();
+        match self.framed {
+            Framed::Asked => {
+                script.say("SAVEPOINT piece");
+                self.framed = Framed::Yes;
+            }
+            Framed::Kept => {
+                script.say("RELEASE piece");
+                self.framed = Framed::No;
+            }
+            Framed::No | Framed::Yes => {}
+        }
+        self.runnable_written += u64::from(self.writes.has_unwritten_runnable());
+        self.writes.flush(&self.statements, script, &mut self.conn).await
     }
 
     /// Adds to a counter; written once per transaction.
@@ -246,15 +339,12 @@ impl Work {
         self.count(&format!("{total}:{reason}"), 1);
     }
 
-    async fn flush_counters(&mut self) -> Result<(), Fault> {
+    fn say_counters(&mut self, script: &mut Script) -> Result<(), Fault> {
         let changed: Vec<_> = self.counters.drain().filter(|(_, by)| *by != 0).collect();
-        self.statements
-            .counters
-            .run(&mut self.conn, &changed, |(name, by), row| {
-                row.put(name.as_str())?.put(*by)?;
-                Ok(())
-            })
-            .await?;
+        script.rows(&self.statements.counters, &changed, |(name, by), row| {
+            row.put(name.as_str())?.put(*by)?;
+            Ok(())
+        })?;
         Ok(())
     }
 
@@ -363,6 +453,19 @@ impl Work {
         Ok(id)
     }
 
+    pub(crate) fn known_keys(&self) -> &KnownKeys {
+        &self.names.keys
+    }
+
+    /// `may_be_new`: its row may have been inserted in this transaction.
+    pub(crate) fn remember_key(&mut self, text: &str, id: KeyId, may_be_new: bool) {
+        self.names.uncommitted |= may_be_new;
+        if self.names.keys.len() >= MOST_NAMES {
+            self.names.keys = KnownKeys::default();
+        }
+        self.names.keys.insert(text, id);
+    }
+
     /// The latest instant that any command of this process has named, for the few that name none.
     pub(crate) fn latest(&mut self, now: UnixMillis) -> UnixMillis {
         self.latest = self.latest.max(now);
@@ -370,11 +473,9 @@ impl Work {
     }
 
     /// Whether a host is still registered; a rescued one is not, and hears it here (C1).
-    pub(crate) async fn check_host(&mut self, host: warp_domain::HostId) -> Result<(), Fault> {
+    pub(crate) async fn check_host(&mut self, host: HostId) -> Result<(), Fault> {
         let found = sqlx::query("SELECT 1 FROM host WHERE id = ?").bind(host.0).fetch_optional(&mut self.conn).await?;
-        found.map(drop).ok_or_else(|| {
-            Fault::Said(StoreErrorKind::HostLost, format!("host {} is not registered any more; its runs have been given back", host.0))
-        })
+        found.map(drop).ok_or_else(|| host_lost(host))
     }
 
     /// When the next scheduled job falls due.
@@ -383,4 +484,18 @@ impl Work {
             sqlx::query("SELECT min(due) FROM job_state INDEXED BY state_scheduled WHERE place = 0").fetch_one(&mut self.conn).await?;
         Ok(row.try_get::<Option<i64>, _>(0)?.map(UnixMillis))
     }
+}
+
+fn host_lost(host: HostId) -> Fault {
+    Fault::Said(StoreErrorKind::HostLost, format!("host {} is not registered any more; its runs have been given back", host.0))
+}
+
+/// Reads [`Facts`] from a column on.
+fn read_facts(row: &SqliteRow, from: usize) -> Result<Facts, Fault> {
+    let hosts: &str = row.try_get(from + 2)?;
+    Ok(Facts {
+        cancellations: row.try_get(from)?,
+        next_due: row.try_get::<Option<i64>, _>(from + 1)?.map(UnixMillis),
+        hosts: serde_json::from_str(hosts).map_err(|error| Fault::Said(StoreErrorKind::Internal, format!("the hosts: {error}")))?,
+    })
 }

@@ -28,22 +28,3 @@ async fn the_driver_does_what_the_model_does() {
         panic!("left is the model, right the driver; WARP_DIFF_SEED replays it\n{report}");
     }
 }
-
-#[tokio::test]
-async fn zz_print() {
-    let directory = tempfile::tempdir().unwrap();
-    let store = SqliteStore::open(OpenOptions::new(directory.path().join("warp.db"))).await.unwrap();
-    let model = ModelStore::new();
-    let mut without = vec![true; 120];
-    // all steps, up to failing
-    let report = warp_testkit::diff::compare(&model, &store, 40, 120, &[]).await;
-    without.clear();
-    model.look(|m| {
-        for (h, host) in &m.hosts {
-            for s in &host.served {
-                println!("{h:?} {:?}", s.declarations.on_handler);
-            }
-        }
-    });
-    println!("{report:?}");
-}

@@ -35,7 +35,8 @@ const MOST_LOADED: usize = 16 << 20;
 /// A lane that was cut by its limit hides nobody, since that limit alone fills the page.
 ///
 /// The page comes as one JSON text. A row of the driver costs a hand-over between threads and an allocation for each
-/// column, which together is more than SQLite's own work on it. What a fresh job does not have is one NULL. A large
+/// column, which together is more than SQLite's own work on it. (`LIMIT +?` everywhere in this crate: of a bare `?` the
+/// planner looks at the value, so SQLite compiles the statement again for each one.) What a fresh job does not have is one NULL. A large
 /// payload stays behind and is given by its length only: how many of these are taken is decided first.
 macro_rules! candidates {
     ($index:literal, $place:literal, $besides:literal, $also:literal) => {
@@ -53,9 +54,9 @@ macro_rules! candidates {
             $index,
             " WHERE i.place = ",
             $place,
-            " AND i.lane = l.value ORDER BY i.due, i.handle LIMIT ?2) ",
+            " AND i.lane = l.value ORDER BY i.due, i.handle LIMIT +?2) ",
             $besides,
-            " ORDER BY 2, 1 LIMIT ?2",
+            " ORDER BY 2, 1 LIMIT +?2",
             ") c CROSS JOIN job_state s ON s.handle = c.handle CROSS JOIN job j ON j.handle = c.handle"
         )
     };

@@ -16,7 +16,7 @@ const ACTIVATED: i64 = 1000;
 
 /// Scheduled rows that are due. Index: `state_scheduled`, in its order.
 pub(crate) const ACTIVATE: &str = "UPDATE job_state SET place = 1, changed_at = ?1 WHERE handle IN \
-     (SELECT handle FROM job_state INDEXED BY state_scheduled WHERE place = 0 AND due <= ?1 ORDER BY due LIMIT ?2) RETURNING handle";
+     (SELECT handle FROM job_state INDEXED BY state_scheduled WHERE place = 0 AND due <= ?1 ORDER BY due LIMIT +?2) RETURNING handle";
 
 pub(crate) async fn exchange(work: &mut Work, params: ExchangeParams) -> Result<Exchanged, Fault> {
     let host = params.host;

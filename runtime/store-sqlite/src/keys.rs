@@ -37,14 +37,14 @@ pub(crate) const KEYS: &str = "SELECT \
         SELECT w.handle FROM job_state w INDEXED BY state_parked \
         WHERE w.place = 2 AND w.parked_on = k.value \
           AND EXISTS (SELECT 1 FROM lane l JOIN host_contract c ON c.contract = l.contract WHERE l.id = w.lane) \
-        ORDER BY w.ticket LIMIT ?2))";
+        ORDER BY w.ticket LIMIT +?2))";
 
 /// Further waiters of one key, behind a ticket. Index: `state_parked`.
 pub(crate) const REST_OF_LINE: &str = "SELECT w.parked_on, w.handle, w.ticket, w.stamp, w.keys \
      FROM job_state w INDEXED BY state_parked \
      WHERE w.place = 2 AND w.parked_on = ? AND w.ticket > ? \
        AND EXISTS (SELECT 1 FROM lane l JOIN host_contract c ON c.contract = l.contract WHERE l.id = w.lane) \
-     ORDER BY w.ticket LIMIT ?";
+     ORDER BY w.ticket LIMIT +?";
 
 impl Work {
     /// An empty ledger that draws from the file's tickets.

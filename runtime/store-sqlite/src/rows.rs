@@ -345,15 +345,15 @@ impl Statements {
                 "*, 4",
                 "INSERT INTO job_state (handle, lane, due, settled, changed_at, place)",
                 5,
-                "ON CONFLICT (handle) DO UPDATE SET place = 10, settled = excluded.settled, token = NULL, host = NULL, is_unique = 0, changed_at = excluded.changed_at \
+                "ON CONFLICT (handle) DO UPDATE SET place = 10, settled = excluded.settled, token = NULL, host = NULL, is_unique = 0, ticket = NULL, parked_on = NULL, refusal = NULL, changed_at = excluded.changed_at \
                  WHERE job_state.place = 4 AND job_state.token = excluded.settled",
             ),
             started: Bulk::selecting(
                 "*, 4",
-                "INSERT INTO job_state (handle, lane, due, run, attempt, stamp, digest, token, host, changed_at, place)",
-                10,
+                "INSERT INTO job_state (handle, lane, due, run, attempt, stamp, digest, keys, ticket, token, host, changed_at, place)",
+                12,
                 "ON CONFLICT (handle) DO UPDATE SET place = 4, run = excluded.run, attempt = excluded.attempt, stamp = excluded.stamp, digest = excluded.digest, \
-                 token = excluded.token, host = excluded.host, changed_at = excluded.changed_at",
+                 keys = excluded.keys, ticket = excluded.ticket, parked_on = NULL, refusal = NULL, token = excluded.token, host = excluded.host, changed_at = excluded.changed_at",
             ),
             // An upsert finds its row by the primary key and changes it in one pass; `UPDATE … FROM` collects
             // all rows in a temporary table first.
@@ -571,9 +571,9 @@ impl Writes {
         (self.runnable, self.scheduled) = (runnable, scheduled);
         let one = |job: &i64, row: &mut crate::bulk::Row<'_>| row.put(*job).map(drop);
         script.rows(&with.free_unique, &free_unique, one)?;
-        let narrow = |row: &StateRow| row.keys.is_empty();
-        let (completed, ended): (Vec<_>, Vec<_>) = ends.into_iter().partition(|row| row.place == Place::Completed && narrow(row));
-        let (started, states): (Vec<_>, Vec<_>) = states.into_iter().partition(|row| row.place == Place::Running && narrow(row));
+        // A run that starts or completes changes few columns.
+        let (completed, ended): (Vec<_>, Vec<_>) = ends.into_iter().partition(|row| row.place == Place::Completed);
+        let (started, states): (Vec<_>, Vec<_>) = states.into_iter().partition(|row| row.place == Place::Running);
         let mut guarded = script.rows(&with.completed, &completed, |state, row| {
             row.put(state.handle)?.put(state.lane)?.put(state.due)?.put(state.settled)?.put(state.changed_at)?;
             Ok(())
@@ -581,7 +581,8 @@ impl Writes {
         guarded.end = script.rows(&with.ends, &ended, StateRow::put)?.end;
         script.rows(&with.started, &started, |state, row| {
             row.put(state.handle)?.put(state.lane)?.put(state.due)?.put(state.run)?.put(state.attempt)?;
-            row.put(state.stamp)?.put(state.digest)?.put(state.token)?.put(state.host)?.put(state.changed_at)?;
+            row.put(state.stamp)?.put(state.digest)?.put(write_keys(&state.keys))?.put(state.ticket.map(u64::cast_signed))?;
+            row.put(state.token)?.put(state.host)?.put(state.changed_at)?;
             Ok(())
         })?;
         script.rows(&with.states, &states, StateRow::put)?;

@@ -23,7 +23,7 @@ pub(crate) const STALE: &str = concat!(
     ", EXISTS (SELECT 1 FROM lane l JOIN host_contract c ON c.contract = l.contract WHERE l.id = s.lane) FROM job_state s WHERE s.handle IN (",
     "SELECT handle FROM job_state INDEXED BY state_reserved WHERE place = 3 AND changed_at <= ?1 ",
     "UNION ALL SELECT handle FROM job_state INDEXED BY state_woken WHERE place = 1 AND parked_on IS NOT NULL AND changed_at <= ?1) ",
-    "ORDER BY s.changed_at, s.handle LIMIT ?2"
+    "ORDER BY s.changed_at, s.handle LIMIT +?2"
 );
 
 /// B7: back into the line with them, and the slot on to the next.
@@ -60,7 +60,7 @@ pub(crate) async fn prune(work: &mut Work, retention: Retention, max: u32, now: 
         let Some(keep) = keep else { continue };
         let before = now.0.saturating_sub(i64::try_from(keep.as_millis()).unwrap_or(i64::MAX));
         let rows = sqlx::query(
-            "SELECT handle FROM job_state INDEXED BY state_ended WHERE place >= 10 AND place = ? AND changed_at <= ? ORDER BY changed_at LIMIT ?",
+            "SELECT handle FROM job_state INDEXED BY state_ended WHERE place >= 10 AND place = ? AND changed_at <= ? ORDER BY changed_at LIMIT +?",
         )
         .bind(place as i64)
         .bind(before)

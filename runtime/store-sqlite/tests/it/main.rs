@@ -5,3 +5,4 @@ mod files;
 mod model;
 mod plans;
 mod processes;
+mod sizes;

@@ -117,11 +117,30 @@ fn no_space(path: &Path) -> String {
 /// The index of the log grows by so much at once.
 const LEAST_SPACE: u64 = 32 << 10;
 
+/// Refuses to be the first that opens the file where that would kill this process instead of failing. Where blocks
+/// are smaller than a page of memory, SQLite makes the index of the log by writing one byte of each page and maps all
+/// of it; on a full disk the rest of a page has no block, and touching it is a bus error. While a host runs, the index
+/// is there.
+pub(crate) fn check_room_to_open(path: &Path) -> Result<(), Fault> {
+    let small_blocks = rustix::fs::statvfs(directory(path)).is_ok_and(|about| about.f_frsize < PAGE);
+    if small_blocks && free_bytes(path).is_some_and(|left| left < LEAST_SPACE) && !crate::presence::somebody_runs(path) {
+        return Err(Fault::Said(StoreErrorKind::Unavailable, no_space(path)));
+    }
+    Ok(())
+}
+
+/// What SQLite takes for a page of memory.
+const PAGE: u64 = 4096;
+
 /// What is left on the file system of the database.
 fn free_bytes(path: &Path) -> Option<u64> {
-    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let stat = rustix::fs::statvfs(directory).ok()?;
+    let stat = rustix::fs::statvfs(directory(path)).ok()?;
     Some(stat.f_bavail.saturating_mul(stat.f_frsize))
+}
+
+/// The directory that the database lies in.
+pub(crate) fn directory(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 #[cfg(test)]

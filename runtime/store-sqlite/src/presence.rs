@@ -69,6 +69,16 @@ impl Presence {
     }
 }
 
+/// Whether a host certainly runs on this database, in whatever process.
+pub(crate) fn somebody_runs(database: &Path) -> bool {
+    let Some(name) = database.file_name().and_then(|name| name.to_str()) else { return false };
+    let prefix = format!("{name}-host-");
+    let Ok(entries) = fs::read_dir(crate::error::directory(database)) else { return false };
+    let is_held = |file: &Path| File::open(file).is_ok_and(|file| matches!(file.try_lock(), Err(fs::TryLockError::WouldBlock)));
+    let ours = entries.flatten().filter(|entry| entry.file_name().to_str().is_some_and(|name| name.starts_with(&prefix)));
+    ours.into_iter().any(|entry| is_held(&entry.path()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -79,9 +89,12 @@ mod tests {
         let database = dir.path().join("a.db");
         let (mine, other) = (Presence::new(&database), Presence::new(&database));
         assert!(!other.is_gone(HostId(1)), "never announced: nothing is known");
+        assert!(!somebody_runs(&database));
         mine.announce(HostId(1));
+        assert!(somebody_runs(&database));
         assert!(!other.is_gone(HostId(1)) && !mine.is_gone(HostId(1)));
         drop(mine);
+        assert!(!somebody_runs(&database));
         assert!(other.is_gone(HostId(1)), "its process (here: its holder) has ended");
         other.forget(HostId(1));
         assert!(!other.is_gone(HostId(1)));

@@ -10,7 +10,7 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteSynchronous};
 use sqlx::{Connection as _, Row as _, SqliteConnection};
 use warp_store::{Result, StoreError, StoreErrorKind};
 
-use crate::error::Fault;
+use crate::error::{Fault, check_room_to_open};
 
 /// Every migration in order; the schema's version is how many have been applied.
 pub const MIGRATIONS: [(&str, &str); 1] = [("0001_jobs", include_str!("../../../migrations/sqlite/0001_jobs.sql"))];
@@ -78,6 +78,7 @@ pub async fn migrate(path: &Path, dry_run: bool) -> Result<Vec<&'static str>> {
 }
 
 async fn connect(path: &Path, create: bool, op: &'static str) -> Result<SqliteConnection> {
+    check_room_to_open(path).map_err(|fault| fault.into_error(op, path))?;
     SqliteConnection::connect_with(&connect_options(path, create)).await.map_err(|error| Fault::Sql(error).into_error(op, path))
 }
 

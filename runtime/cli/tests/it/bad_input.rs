@@ -113,8 +113,8 @@ impl Site {
                 return job;
             }
             assert!(Instant::now() < deadline, "{id} is not {what}: {job:?}");
-            // A commit of any process ends the wait; the limit is for one that fell between question and wait.
-            let _ = self.runtime.block_on(async { tokio::time::timeout(Duration::from_millis(500), self.store.changed()).await });
+            // New work of any process ends the wait; a claim tells nobody, so it is looked for.
+            let _ = self.runtime.block_on(async { tokio::time::timeout(Duration::from_millis(100), self.store.changed()).await });
         }
     }
 

@@ -23,15 +23,15 @@ fn a_file_that_is_not_ours_to_use_is_refused_by_everybody_and_left_as_it_is() {
     let text =
         |ground: &Ground| ground.write("warp.db", "these are notes, and long enough to have a header of a hundred bytes. ".repeat(3));
     let foreign = |ground: &Ground| drop(sql(ground, "CREATE TABLE recipe (name TEXT)"));
-    let cases: [(&str, &dyn Fn(&Ground), i32, &str); 3] = [
+    let cases: [(&str, fn(&Ground), i32, &str); 3] = [
         (
             "newer",
-            &newer,
+            newer,
             5,
             "the database has schema version 99 and this build knows 1; run the newer warp-host that migrated it, or restore a backup from before",
         ),
-        ("a text", &text, 2, "warp.db is not a SQLite database; name another file, or move this one away to start afresh"),
-        ("another program's", &foreign, 5, "the file holds a database of another program (it has `recipe`); name another file"),
+        ("a text", text, 2, "warp.db is not a SQLite database; name another file, or move this one away to start afresh"),
+        ("another program's", foreign, 5, "the file holds a database of another program (it has `recipe`); name another file"),
     ];
     for (what, make, code, expected) in cases {
         let ground = Ground::new();
@@ -55,13 +55,13 @@ fn a_locked_file_is_waited_for() {
     let site = Site::on(Ground::new(), "warp.db", GRANT);
     site.put("hostile.wasm", packed(&guest("hostile"), HOSTILE));
     let host = Host::start(&site);
-    let running = site.enqueue("hostile", "\"sleep 300\"");
+    let running = site.enqueue("hostile", "\"sleep 2000\"");
     site.until(&running, "running", |job| job.summary.state == State::Processing);
     let held = sql(&site.ground, "BEGIN IMMEDIATE");
     let args = ["enqueue", "echo", "--payload", "\"waited\""];
     let mut enqueue = site.ground.command().args(args).stdout(Stdio::piped()).spawn().expect("the program starts");
     // Nothing tells that somebody waits for a lock. The run ends meanwhile, and its end waits as well.
-    std::thread::sleep(Duration::from_secs(1));
+    std::thread::sleep(Duration::from_secs(3));
     assert!(enqueue.try_wait().expect("it is ours").is_none(), "it does not wait");
     assert_eq!(site.job(&running).summary.state, State::Processing);
     drop(held);

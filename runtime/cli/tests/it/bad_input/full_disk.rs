@@ -26,13 +26,14 @@ struct Disk {
 }
 
 impl Disk {
-    fn mount() -> Option<Self> {
+    /// With blocks of so many bytes: 4096 is usual, and 1024 is what `mkfs` chooses for a disk as small as this.
+    fn mount(block: &str) -> Option<Self> {
         let disk = Disk { dir: tempfile::tempdir().expect("a directory") };
         let (image, point) = (disk.dir.path().join("disk.img"), disk.point());
         std::fs::create_dir(&point).expect("a directory");
         File::create(&image).and_then(|file| file.set_len(SIZE)).expect("an image");
-        // Blocks of a page, as every disk of a usual size has; nothing set aside for the superuser.
-        let made = run(Command::new("mkfs.ext4").args(["-q", "-F", "-b", "4096", "-m", "0"]).arg(&image));
+        // Nothing is set aside for the superuser.
+        let made = run(Command::new("mkfs.ext4").args(["-q", "-F", "-m", "0", "-b", block]).arg(&image));
         let looped = made.and_then(|()| run(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(&point)));
         let in_memory = |looped: String| {
             let options = format!("size={SIZE}");
@@ -97,12 +98,12 @@ fn no_space(op: &str, file: &Path) -> String {
 
 #[test]
 fn a_full_disk_loses_nothing_and_work_goes_on_when_there_is_room_again() {
-    let Some(disk) = Disk::mount() else { return };
+    let Some(disk) = Disk::mount("1024") else { return };
     let database = disk.point().join("warp.db");
     let site = Site::on(Ground::new(), database.to_str().expect("UTF-8"), SETTINGS);
     site.put("hostile.wasm", packed(&guest("hostile"), HOSTILE));
     let host = Host::start(&site);
-    let running: Vec<_> = (0..3).map(|_| site.enqueue("hostile", "\"sleep 1000\"")).collect();
+    let running: Vec<_> = (0..3).map(|_| site.enqueue("hostile", "\"sleep 4000\"")).collect();
     for id in &running {
         site.until(id, "running", |job| job.summary.state == State::Processing);
     }
@@ -128,7 +129,7 @@ fn a_full_disk_loses_nothing_and_work_goes_on_when_there_is_room_again() {
     assert_eq!(refused.stdout, "", "nothing is acknowledged");
     assert_reads("enqueue", refused.stderr.trim_end(), &format!("error: {}", no_space("enqueue jobs", &database)));
 
-    // The runs end; their ends wait in the host. It has tried for longer than they sleep.
+    // The runs end; their ends wait in the host. It has tried for some seconds since the first.
     let said = host.wait_for(from, "ends that do not fit", |line| {
         let fields = &line["fields"];
         let untaken = fields["message"] == "the store did not take a batch" && fields["retry_in"] == "2s";
@@ -157,7 +158,16 @@ fn a_full_disk_loses_nothing_and_work_goes_on_when_there_is_room_again() {
 /// Nobody has the file open, so the index of its log has to be made.
 #[test]
 fn a_start_on_a_full_disk_says_so_and_a_later_one_finds_everything() {
-    let Some(disk) = Disk::mount() else { return };
+    start_on_a_full_disk("4096");
+}
+
+#[test]
+fn a_start_on_a_full_disk_of_small_blocks_says_so_as_well() {
+    start_on_a_full_disk("1024");
+}
+
+fn start_on_a_full_disk(block: &str) {
+    let Some(disk) = Disk::mount(block) else { return };
     let database = disk.point().join("warp.db");
     let ground = Ground::new();
     ground.write("warp.toml", format!("database_url = \"sqlite:{}\"\n", database.display()));

@@ -14,6 +14,9 @@ use crate::database::sql;
 const GRANT: &str = "[grant.hostile]\nstate = [\"balances\"]\n";
 const HOSTILE: &str = "format = 1\n[plugin]\nname = \"hostile\"\nversion = \"1.0.0\"\n[handler.hostile]\n[capabilities]\nstate = [{ bucket = \"balances\" }]\n";
 
+/// Puts a file there.
+type Make = fn(&Ground);
+
 #[test]
 fn a_file_that_is_not_ours_to_use_is_refused_by_everybody_and_left_as_it_is() {
     let newer = |ground: &Ground| {
@@ -23,7 +26,7 @@ fn a_file_that_is_not_ours_to_use_is_refused_by_everybody_and_left_as_it_is() {
     let text =
         |ground: &Ground| ground.write("warp.db", "these are notes, and long enough to have a header of a hundred bytes. ".repeat(3));
     let foreign = |ground: &Ground| drop(sql(ground, "CREATE TABLE recipe (name TEXT)"));
-    let cases: [(&str, fn(&Ground), i32, &str); 3] = [
+    let cases: [(&str, Make, i32, &str); 3] = [
         (
             "newer",
             newer,

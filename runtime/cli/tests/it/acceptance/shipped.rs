@@ -105,11 +105,13 @@ fn the_shipped_plugins_do_their_work_on_the_shipped_inputs() {
         // Its page has the rules with where they come from, and the version that ran it.
         let digest = digest_of(&scene.ground.path("plugins").join(format!("{plugin}.wasm")));
         let page = scene.ground.run(&["jobs", "show", id]).good();
-        let source = format!("   from handler {contract}@{digest}");
+        let short = digest.short();
+        let source = format!("   from handler {contract}@{short}");
         for rule in *policy {
             assert!(page.lines().any(|line| line.contains(rule) && line.ends_with(&source)), "no `{rule}{source}` in\n{page}");
         }
-        let short = digest.short();
+        let plugin = page.lines().find_map(|line| line.trim_start().strip_prefix("plugin "));
+        assert_eq!(plugin.map(str::trim), Some(digest.to_string().as_str()), "{page}");
         assert!(page.lines().any(|line| line.contains("  Completed  ") && line.contains(&format!("plugin {short}"))), "{short}?\n{page}");
     }
     host.stop();

@@ -44,7 +44,8 @@ pub(crate) fn connect_options(path: &Path, create: bool) -> SqliteConnectOptions
         .synchronous(SqliteSynchronous::Full)
         .foreign_keys(false)
         .busy_timeout(Duration::from_secs(5))
-        .statement_cache_capacity(512)
+        // The writer's scripts are one statement each for every mixture of shapes; a large one takes half a megabyte.
+        .statement_cache_capacity(128)
         .row_buffer_size(1024)
         .pragma("temp_store", "memory")
         .pragma("cache_size", "-16384")

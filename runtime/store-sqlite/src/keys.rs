@@ -85,11 +85,7 @@ impl Work {
             self.take_decisions(ledger, now);
             self.flush().await?;
             for key in short {
-                let after = ledger.key(key).and_then(|state| state.line.last()).map_or(0, |last| last.ticket);
-                let mut further = self.load_line(key, after, LONG_LINE + 1).await?;
-                let more = further.len() > LONG_LINE as usize;
-                further.truncate(LONG_LINE as usize);
-                ledger.extend_line(key, further, more);
+                self.extend_line(ledger, key).await?;
             }
         }
     }
@@ -156,9 +152,31 @@ impl Work {
         for state in states.values_mut() {
             state.slots.sort_unstable_by_key(|slot| slot.number);
         }
+        let loaded: BTreeSet<KeyId> = states.keys().copied().collect();
         for (key, state) in states {
             ledger.load(key, state);
         }
+        // Where nobody of the first counts (too heavy for the limit in force), somebody behind them may: without him a
+        // newcomer would be parked for no reason. The rows still stand as they were loaded.
+        loop {
+            let mut short = ledger.keys_to_reload();
+            short.retain(|key| loaded.contains(key));
+            if short.is_empty() {
+                return Ok(());
+            }
+            for key in short {
+                self.extend_line(ledger, key).await?;
+            }
+        }
+    }
+
+    /// Loads the next part of a line.
+    async fn extend_line(&mut self, ledger: &mut Ledger, key: KeyId) -> Result<(), Fault> {
+        let after = ledger.key(key).and_then(|state| state.line.last()).map_or(0, |last| last.ticket);
+        let mut further = self.load_line(key, after, LONG_LINE + 1).await?;
+        let more = further.len() > LONG_LINE as usize;
+        further.truncate(LONG_LINE as usize);
+        ledger.extend_line(key, further, more);
         Ok(())
     }
 

@@ -17,14 +17,26 @@ fn seeds(usual: u64) -> Range<u64> {
     }
 }
 
-#[tokio::test]
-async fn the_driver_does_what_the_model_does() {
+async fn compare(seeds: Range<u64>) {
     let fresh = async || {
         let directory = tempfile::tempdir().expect("a directory");
         let store = SqliteStore::open(OpenOptions::new(directory.path().join("warp.db"))).await.expect("an empty store");
         (ModelStore::new(), store, directory)
     };
-    if let Err(report) = compare_seeds(seeds(30), 120, fresh).await {
+    if let Err(report) = compare_seeds(seeds, 120, fresh).await {
         panic!("left is the model, right the driver; WARP_DIFF_SEED replays it\n{report}");
+    }
+}
+
+#[tokio::test]
+async fn the_driver_does_what_the_model_does() {
+    compare(seeds(30)).await;
+}
+
+/// 266: the first waiters of a line are too heavy for the limit in force, and somebody behind them is not.
+#[tokio::test]
+async fn seeds_that_differed_once() {
+    for seed in [266] {
+        compare(seed..seed + 1).await;
     }
 }

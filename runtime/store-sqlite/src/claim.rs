@@ -482,6 +482,8 @@ impl Claim<'_> {
 fn describe(refusal: &Refusal, limit: u32) -> String {
     match refusal {
         Refusal::Full { limit, .. } => format!("full ({limit} slots)"),
+        // Whoever is ahead waits for the same reason, and that is what the reader wants to know.
+        Refusal::Behind { .. } if limit == 0 => "paused (0 slots)".to_owned(),
         Refusal::Behind { .. } => format!("full ({limit} slots)"),
         Refusal::Paused => "paused (0 slots)".to_owned(),
         Refusal::TooHeavy { limit } => format!("cannot run at limit {limit}"),

@@ -98,7 +98,7 @@ pub fn check_grant(manifest: &Manifest, grant: Option<&Grant>) -> Result<Granted
     let name = &manifest.plugin.name;
     let location = Location { file: manifest.file.clone(), at: None, key: "capabilities".to_owned() };
     let problem = format!("plugin `{name}` asks for {} and is not granted that", lacking.join(", "));
-    let remedy = format!("run `warp-host grant {name}`, or write into warp.toml:\n\n{}", block(manifest, grant));
+    let remedy = format!("run `warp-host grant {name}` or write this into warp.toml, and restart the host:\n\n{}", block(manifest, grant));
     Err(Box::new(Refusal { kind: RefusalKind::Grant, location, problem, remedy }))
 }
 

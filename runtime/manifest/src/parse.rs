@@ -22,6 +22,7 @@ const FORMAT: u32 = 1;
 const LONGEST_NAME: usize = 200;
 /// More contracts than this in one handler are a list that nobody reviews.
 const MOST_HANDLED: usize = 256;
+const TABLES: [&str; 5] = ["format", "plugin", "contract", "handler", "capabilities"];
 const HANDLER_KEYS: [&str; 8] = ["handles", "kind", "mutex", "semaphore", "rate_limit", "retry", "timeout", "circuit_breaker"];
 
 pub(crate) fn parse(text: &str, file: &str) -> Result<Manifest, Vec<Refusal>> {
@@ -33,12 +34,12 @@ pub(crate) fn parse(text: &str, file: &str) -> Result<Manifest, Vec<Refusal>> {
     }
     let (root, errors) = DeTable::parse_recoverable(text);
     let mut reader = Reader::new(text, file);
-    if !errors.is_empty() {
-        // What a broken text seems to say is a guess, so nothing else in it is judged.
-        for error in &errors {
-            let at = error.span().map(|span| span.start);
-            reader.refuse(RefusalKind::Manifest, at, "", format!("not TOML: {}", shown(error.message())), "correct the text");
-        }
+    // What a text seems to say behind its first error is a guess, so nothing else in it is judged, further errors
+    // included: one bracket too many makes dozens of them.
+    if let Some(error) = errors.iter().min_by_key(|error| error.span().map(|span| span.start)) {
+        let at = error.span().map(|span| span.start);
+        let problem = format!("not TOML: {}", shown(error.message()));
+        reader.refuse(RefusalKind::Manifest, at, "", problem, "correct the text; the rest is judged when it is TOML");
         return Err(reader.finish().0);
     }
     let manifest = document(&mut reader, &View::root(root.get_ref()), file);
@@ -51,7 +52,7 @@ pub(crate) fn parse(text: &str, file: &str) -> Result<Manifest, Vec<Refusal>> {
 /// The whole file. `None` only beside at least one refusal.
 fn document<'t>(reader: &mut Reader<'t>, root: &View<'t>, file: &str) -> Option<Manifest> {
     format(reader, root)?;
-    reader.only(root, &["format", "plugin", "contract", "handler", "capabilities"]);
+    reader.only(root, &TABLES);
     let plugin = plugin(reader, root);
     let mut keys = Vec::new();
     let contracts = contracts(reader, root, &mut keys);
@@ -78,6 +79,12 @@ fn document<'t>(reader: &mut Reader<'t>, root: &View<'t>, file: &str) -> Option<
 /// Another format may mean other things by the same keys, so nothing else is judged when this fails.
 fn format<'t>(reader: &mut Reader<'t>, root: &View<'t>) -> Option<u32> {
     let Some(node) = root.get("format") else {
+        if is_of_something_else(root) {
+            let problem = "it has neither `format` nor `[plugin]`: it looks like the settings of a host, and is no manifest";
+            let remedy = "name a plugin's manifest; that has `format` and a `[plugin]` table";
+            reader.refuse(RefusalKind::Manifest, None, "", problem, remedy);
+            return None;
+        }
         reader.missing(root, "format", format!("write `format = {FORMAT}` as the first line"));
         return None;
     };
@@ -88,6 +95,12 @@ fn format<'t>(reader: &mut Reader<'t>, root: &View<'t>) -> Option<u32> {
         return None;
     }
     Some(format)
+}
+
+/// Whether a text has keys and none that a manifest has. The host's own settings may have the same file name.
+fn is_of_something_else(root: &View<'_>) -> bool {
+    let entries = root.entries();
+    !entries.is_empty() && entries.iter().all(|(key, _)| !TABLES.contains(key))
 }
 
 fn plugin<'t>(reader: &mut Reader<'t>, root: &View<'t>) -> Option<(Plugin, Vec<String>)> {

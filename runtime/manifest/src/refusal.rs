@@ -62,6 +62,8 @@ pub enum RefusalKind {
     Imports,
     /// The operator has not granted what the manifest asks for.
     Grant,
+    /// A directory that is granted cannot be opened; it may be created while the host runs.
+    Directory,
     /// Another plugin already has what this one claims.
     Taken,
     /// The file could not be read.

@@ -190,7 +190,7 @@ fn the_refusal_prints_the_grant_that_lets_it_load() {
     assert_eq!(
         refusal.to_string(),
         "payments.toml: capabilities: plugin `payments` asks for directory `in` to read, directory `data/out` to write, variable \
-         `BANK_TOKEN`, bucket `balances`, 128MiB of memory and is not granted that; run `warp-host grant payments`, or write into warp.toml:\n\n\
+         `BANK_TOKEN`, bucket `balances`, 128MiB of memory and is not granted that; run `warp-host grant payments` or write this into warp.toml, and restart the host:\n\n\
          [grant.payments]\n\
          files = { \"data/out\" = \"./data/out\", in = { host = \"./in\", mode = \"read\" } }\n\
          env = [\"BANK_TOKEN\"]\n\

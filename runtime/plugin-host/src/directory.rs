@@ -14,6 +14,7 @@
 //! served or was admitted first keeps it, in the order of file names at the first look.
 
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant, SystemTime};
@@ -294,13 +295,17 @@ impl Directory {
             // A file that changes all the time is looked at all the time, never later than the settle time.
             let pause = if unsettled { self.settle } else { self.rescan };
             tokio::select! {
-                () = tokio::time::sleep(pause) => {}
+                // While a file is still being written the pause is short, and what is missing is not looked for so often.
+                () = tokio::time::sleep(pause) => if !unsettled { self.retry_directories() },
                 // Events come in bursts, and one look sees what all of a burst did.
                 () = self.hints.hinted() => tokio::time::sleep(BURST).await,
                 Some(built) = self.builds.join_next() => self.finish(built),
                 () = gone.notified() => self.retry_waiting(),
                 command = commands.recv() => match command {
-                    Some(Command::Settle(reply)) => self.settling.push(reply),
+                    Some(Command::Settle(reply)) => {
+                        self.retry_directories();
+                        self.settling.push(reply);
+                    }
                     Some(Command::Grants(grants)) => {
                         self.grants = Arc::new(*grants);
                         let files: Vec<_> = self.files.keys().cloned().collect();
@@ -324,7 +329,7 @@ impl Directory {
             Ok(Ok(listing)) => listing,
             Ok(Err(e)) => {
                 if !std::mem::replace(&mut self.unreadable, true) {
-                    tracing::warn!(directory = %self.path.display(), error = %e, "the plugins directory cannot be read; what was loaded goes on serving");
+                    self.warn_unreadable(&e);
                 }
                 return;
             }
@@ -343,6 +348,17 @@ impl Directory {
         }
         if !to_read.is_empty() {
             self.read(listing, to_read).await;
+        }
+    }
+
+    fn warn_unreadable(&self, error: &std::io::Error) {
+        let directory = self.path.display();
+        if self.files.values().any(|state| state.serving.is_some()) {
+            tracing::warn!(%directory, %error, "the plugins directory cannot be read; what was loaded goes on serving");
+        } else if error.kind() == ErrorKind::NotFound {
+            tracing::warn!("no plugin is loaded: {directory} does not exist; it is watched for");
+        } else {
+            tracing::warn!(%error, "no plugin is loaded: {directory} cannot be read; it is tried again");
         }
     }
 
@@ -517,8 +533,8 @@ impl Directory {
     fn refuse(&mut self, file: &str, reasons: Vec<Refusal>) {
         self.files.entry(file.to_owned()).or_default();
         let changed = self.set_newest(file, Newest::Refused(reasons.clone()));
-        if !changed && reasons.iter().any(|reason| reason.kind == RefusalKind::Taken) {
-            // Judged again because of other files, not because of this one: nothing is new about it.
+        if !changed && reasons.iter().any(|reason| matches!(reason.kind, RefusalKind::Taken | RefusalKind::Directory)) {
+            // Judged again because of what is around this file, not because of the file: nothing is new about it.
             return;
         }
         let kept =
@@ -534,9 +550,16 @@ impl Directory {
 
     /// What was refused because of another file may serve now.
     fn reconsider_taken(&mut self) {
-        let is_taken =
-            |newest: &Newest| matches!(newest, Newest::Refused(reasons) if reasons.iter().any(|reason| reason.kind == RefusalKind::Taken));
-        self.reconsider(is_taken);
+        self.reconsider_refused(RefusalKind::Taken);
+    }
+
+    /// A directory that was missing when its grant was used may be there now, and nothing tells of it.
+    fn retry_directories(&mut self) {
+        self.reconsider_refused(RefusalKind::Directory);
+    }
+
+    fn reconsider_refused(&mut self, kind: RefusalKind) {
+        self.reconsider(|newest| matches!(newest, Newest::Refused(reasons) if reasons.iter().any(|reason| reason.kind == kind)));
     }
 
     fn retry_waiting(&mut self) {

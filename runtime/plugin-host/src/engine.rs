@@ -42,7 +42,7 @@ impl Default for EngineConfig {
     }
 }
 
-/// What the engine came to be, for the log, `doctor` and the API.
+/// What the engine came to be, for the log and whoever shows the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineInfo {
     /// Attempts that may run at once.

@@ -18,7 +18,8 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::Notify;
 use warp_domain::Digest;
 use warp_manifest::{
-    Commit, FileMode, Grant, Granted, HostWorld, Loaded, MAX_MANIFEST_BYTES, Refusal, RefusalKind, WriteRule, check_grant, check_imports,
+    Commit, FileMode, Grant, Granted, GrantedFile, HostWorld, Loaded, MAX_MANIFEST_BYTES, Refusal, RefusalKind, WriteRule, check_grant,
+    check_imports,
 };
 
 use crate::code::CodeLoader;
@@ -74,6 +75,28 @@ pub struct Grants {
     pub base: PathBuf,
     /// The values of the environment variables that any grant names.
     pub env: BTreeMap<String, String>,
+}
+
+impl Grants {
+    /// Where a granted directory lies.
+    #[must_use]
+    pub fn directory(&self, host: &str) -> PathBuf {
+        // Component by component, so that `./in` beside `.` is not shown as `././in`.
+        self.base.join(host).components().collect()
+    }
+
+    /// What is granted and cannot be opened. Asked before a file is loaded, so that a missing directory is a refused
+    /// load and not a failed job.
+    #[must_use]
+    pub fn check_directories(&self, file: &str, granted: &Granted) -> Vec<Refusal> {
+        let check = |directory: &GrantedFile| {
+            let host = self.directory(&directory.host);
+            let error = Dir::open_ambient_dir(&host, ambient_authority()).err()?;
+            let problem = format!("directory `{}` is granted as {}, which cannot be opened: {error}", directory.path, host.display());
+            Some(refusal(RefusalKind::Directory, file, problem, "create it, or correct the grant"))
+        };
+        granted.files.iter().filter_map(check).collect()
+    }
 }
 
 /// Loads files. One per process.
@@ -190,11 +213,15 @@ impl Loader {
     pub(crate) async fn build(&self, checked: Checked, gone: Option<Arc<Notify>>) -> Result<PluginVersion, Vec<Refusal>> {
         let Checked { loaded, file, bytes, code, permissions, memory } = checked;
         let refuse = |error: PluginHostError| {
-            let kind = match error {
-                PluginHostError::Link(_) => RefusalKind::Imports,
-                _ => RefusalKind::Component,
+            let rebuild = "build it again for this host, or restore the version before it";
+            let (kind, remedy) = match error {
+                PluginHostError::Link(_) => (RefusalKind::Imports, rebuild),
+                PluginHostError::Unfit(_) => {
+                    (RefusalKind::Component, "allow it more memory: in the manifest and its grant, or with --memory")
+                }
+                _ => (RefusalKind::Component, rebuild),
             };
-            vec![refusal(kind, &file, error.to_string(), "build it again for this host, or restore the version before it")]
+            vec![refusal(kind, &file, error.to_string(), remedy)]
         };
         let component = self.code.component(bytes, code).await.map_err(refuse)?;
         let caps = Caps { memory, ..self.caps.clone() };
@@ -206,15 +233,10 @@ impl Loader {
 /// What is granted, as this machine has it.
 fn permissions(loaded: &Loaded, granted: &Granted, grants: &Grants, go: bool) -> Result<Permissions, Vec<Refusal>> {
     let file = &loaded.manifest.file;
-    let mut refusals = Vec::new();
+    let mut refusals = grants.check_directories(file, granted);
     let mut permissions = Permissions::default();
     for directory in &granted.files {
-        let host = grants.base.join(&directory.host);
-        // Opened once now, so that a missing directory is a refused load and not a failed job.
-        if let Err(e) = Dir::open_ambient_dir(&host, ambient_authority()) {
-            let problem = format!("directory `{}` is granted as {}, which cannot be opened: {e}", directory.path, host.display());
-            refusals.push(refusal(RefusalKind::Grant, file, problem, "create it, or correct the grant"));
-        }
+        let host = grants.directory(&directory.host);
         let guest = format!("/{}", directory.path.trim_start_matches('/'));
         permissions.files.push(Directory { host, guest, writable: directory.mode == FileMode::Write });
     }

@@ -75,7 +75,7 @@ impl Runnable {
             let smallest = needs.max_initial_memory_size.unwrap_or(0).saturating_mul(64 << 10);
             if smallest > caps.memory {
                 return Err(PluginHostError::Unfit(format!(
-                    "it starts with {} of memory and may use {}; raise `memory` in the manifest and its grant",
+                    "it starts with {} of memory and may use {}",
                     format_size(smallest),
                     format_size(caps.memory)
                 )));

@@ -2,8 +2,7 @@
 //!
 //! - [`model`]: the rows and commands of a job store without a database. It decides nothing itself: like every
 //!   driver it loads a view, asks `warp-domain`, and writes the answer, one command being one transaction.
-//! - [`store`]: the model behind the `Store` trait, so that the conformance suite runs on it and a driver can be
-//!   compared with it.
+//! - [`store`]: the model behind the `Store` trait, so that a driver can be compared with it.
 //! - [`sim`]: several hosts on one model, a simulated clock, and a scheduler that interleaves their steps and breaks
 //!   them off between any two. An [`oracle`] of its own keeps its own account of every start and every slot.
 //! - [`diff`]: the same random commands on two stores, and everything that can be seen of both after each.

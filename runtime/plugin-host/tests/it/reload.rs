@@ -327,6 +327,32 @@ async fn other_grants_are_judged_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_granted_directory_may_be_created_later_and_its_absence_is_said_once() {
+    let manifest = "format = 1\n[plugin]\nname = \"a\"\nversion = \"1.0.0\"\n[handler.job]\n\
+                    [capabilities]\nfiles = [{ path = \"in\", mode = \"read\" }]\n";
+    let mut fixture = Fixture::open(|path| put(path, "a.wasm", &pack(guest("small"), manifest).expect("packable"))).await;
+    let granted = warp_manifest::GrantedDirectory { host: "./in".to_owned(), mode: None };
+    let base = fixture.scratch.path().to_owned();
+    // What was said before it was granted anything is another matter.
+    fixture.events = fixture.plugins.events();
+    let plugins = [("a".to_owned(), warp_manifest::Grant { files: [("in".to_owned(), granted)].into(), ..Default::default() })].into();
+    fixture.plugins.set_grants(Grants { plugins, base: base.clone(), ..Grants::default() }).await;
+    for _ in 0..3 {
+        fixture.settle().await;
+        let Newest::Refused(reasons) = fixture.status("a.wasm").newest else { panic!("its directory is missing") };
+        assert_eq!(reasons[0].kind, RefusalKind::Directory);
+        assert!(reasons[0].problem.contains(&format!("granted as {}, which", base.join("in").display())), "{}", reasons[0]);
+    }
+    fs::create_dir(base.join("in")).expect("writable");
+    // Not asked to look: the periodic look finds it.
+    let mut events = Vec::new();
+    while !matches!(events.last(), Some(PluginEvent::Loaded { .. })) {
+        events.push(fixture.event().await);
+    }
+    assert!(matches!(events.as_slice(), [PluginEvent::Refused { .. }, PluginEvent::Loaded { .. }]), "{events:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hundred_replacements_under_running_attempts() {
     let fixture = Fixture::open(|path| put(path, "a.wasm", &packed("a", 0, "job"))).await;
     let over = Arc::new(AtomicBool::new(false));

@@ -101,8 +101,9 @@ Examples:
   warp-host run --workers 8 --queues default,reports
   warp-host run --print-config
 
-A new SQLite file is created by itself. SIGTERM or Ctrl-C stops claiming, lets running jobs finish within
-the grace and hands the rest back uncharged; a second signal hands everything back and exits at once.")]
+A new SQLite file is created by itself. SIGTERM or Ctrl-C stops claiming, lets running jobs finish
+within the grace and hands the rest back uncharged; a second signal hands everything back and
+exits at once.")]
 pub struct RunArgs {
     /// The directory of plugins [default: plugins]
     #[arg(long, value_name = "DIR")]
@@ -146,8 +147,8 @@ Examples:
   warp-host bench
   warp-host bench --workload noop --jobs 100000 --json
 
-Each workload runs on a new database in a temporary directory, durable commits on, and is reported as one
-row, or with --json as one object.")]
+Each workload runs on a new database in a temporary directory, durable commits on, and is reported
+as one row, or with --json as one object.")]
 pub struct BenchArgs {
     /// Only these workloads, separated by commas; without it all of them
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
@@ -182,8 +183,8 @@ Examples:
   warp-host enqueue fetch --payload '{}' --semaphore bank-api --limit 5 --retry 3:15s,1m,5m
   warp-host enqueue import --batch rows.jsonl
 
-What is declared here outranks the handler and the contract, whole family at a time, and is stamped at once.
-Prints one id per job. With --json, one object per line:
+What is declared here outranks the handler and the contract, whole family at a time, and is
+stamped at once. Prints one id per job. With --json, one object per line:
   {\"verdict\": \"enqueued\" | \"duplicate\" | \"refused\", \"id\": …, \"reason\": …, \"line\": …}")]
 #[command(group = clap::ArgGroup::new("source").required(true).args(["payload", "payload_file", "stdin", "batch"]))]
 pub struct EnqueueArgs {
@@ -276,8 +277,8 @@ Examples:
     },
     /// Print what a job's runs wrote
     #[command(after_help = "\
-Control characters and terminal escapes of the guest are shown as visible symbols (ESC as ␛). --raw writes
-them as they are, and only into a pipe or file.
+Control characters and terminal escapes of the guest are shown as visible symbols (ESC as ␛).
+--raw writes them as they are, and only into a pipe or file.
 
 Examples:
   warp-host jobs logs 0192d4e0-1b2c-7def-8123-456789abcdef
@@ -366,6 +367,7 @@ Examples:
         /// The key, as jobs render it
         key: String,
         /// How many may run at a time
+        #[arg(value_parser = count)]
         limit: u32,
         /// Who is remembered as having set it [default: the user's name]
         #[arg(long, value_name = "NAME")]
@@ -405,7 +407,8 @@ Examples:
   warp-host grant thumbnail --dir in=/srv/photos --dir out=/srv/thumbs
   warp-host grant payments --dry-run
 
-Writes the table [grant.NAME] of warp.toml and leaves everything else in the file, comments included, as it is.")]
+Writes the table [grant.NAME] of warp.toml and leaves everything else in the file, comments
+included, as it is. A running host reads it when it is started again.")]
 pub struct GrantArgs {
     /// The plugin
     pub name: String,
@@ -440,7 +443,8 @@ Examples:
   warp-host new rust send-mail
   warp-host new python report --dir ./handlers/report
 
-The project has the WIT package in it and needs nothing else of this repository. Its README has the commands.")]
+The project has the WIT package in it and needs nothing else of this repository. Its README has
+the commands.")]
 pub struct NewArgs {
     /// The language
     pub lang: Lang,
@@ -495,7 +499,8 @@ Examples:
   warp-host check warp.toml
   warp-host check plugins/*.wasm
 
-Prints FILE:LINE:COLUMN for each finding. Exit code 2 if anything would be refused; warnings alone are 0.")]
+Prints FILE:LINE:COLUMN for each finding. Exit code 2 if anything would be refused; warnings alone
+are 0.")]
 pub struct CheckArgs {
     /// Manifests (.toml) and packed components (.wasm)
     #[arg(required = true, value_name = "FILE")]
@@ -541,7 +546,8 @@ Examples:
   warp-host diff plugins/payments.wasm build/payments.wasm
   git show main:warp.toml > old.toml; warp-host diff old.toml warp.toml
 
-Shows what changes for new jobs. Jobs that have started or wait for a key keep the policy written on them.")]
+Shows what changes for new jobs. Jobs that have started or wait for a key keep the policy written
+on them.")]
 pub struct DiffArgs {
     /// A manifest or packed component
     pub old: PathBuf,
@@ -586,6 +592,10 @@ fn dash(text: &str) -> Result<(), String> {
         "-" => Ok(()),
         other => Err(format!("{other:?} is not `-`; a payload is given with --payload or --payload-file")),
     }
+}
+
+fn count(text: &str) -> Result<u32, String> {
+    text.parse().map_err(|_| format!("{text:?} is not a number from 0 to {}", u32::MAX))
 }
 
 fn name_and_value(text: &str) -> Result<(String, String), String> {

@@ -452,8 +452,13 @@ impl File {
                 continue;
             }
             let Some((known, kind)) = KEYS.iter().find(|(known, _)| *known == full) else {
-                let nearest = nearest(&full);
-                return Err(format!("{here}: unknown key `{full}`; the nearest that exists is `{nearest}`"));
+                return Err(match nearest(&full) {
+                    Some(nearest) => format!("{here}: unknown key `{full}`; the nearest that exists is `{nearest}`"),
+                    None => {
+                        let names: Vec<_> = KEYS.iter().map(|(name, _)| *name).collect();
+                        format!("{here}: unknown key `{full}`; there are {} and `[grant.PLUGIN]`", names.join(", "))
+                    }
+                });
             };
             let value = item.as_value().ok_or_else(|| format!("{here}: {full} must be a value, not a table"))?;
             let text = value_text(*kind, value).map_err(|why| format!("{here}: {full}: {why}"))?;
@@ -555,10 +560,11 @@ fn line_of(text: &str, at: usize) -> usize {
     1 + text.as_bytes()[..at.min(text.len())].iter().filter(|byte| **byte == b'\n').count()
 }
 
-/// The known key that takes the fewest edits to reach.
-fn nearest(unknown: &str) -> &'static str {
+/// The known key that was probably meant, if one is near enough.
+fn nearest(unknown: &str) -> Option<&'static str> {
+    let most = (unknown.chars().count() / 3).clamp(1, 3);
     let names = KEYS.iter().map(|(name, _)| *name).chain(["grant"]);
-    names.min_by_key(|name| edits(unknown, name)).unwrap_or("database_url")
+    names.map(|name| (edits(unknown, name), name)).filter(|(edits, _)| *edits <= most).min().map(|(_, name)| name)
 }
 
 /// Levenshtein's distance.
@@ -673,6 +679,12 @@ files = { in = { host = "./photos", mode = "read" } }
             (
                 "\n[retention]\ncomplete = '1d'",
                 "conf/warp.toml:3: unknown key `retention.complete`; the nearest that exists is `retention.completed`",
+            ),
+            (
+                "log.color = true",
+                "conf/warp.toml:1: unknown key `log.color`; there are database_url, plugins, cache, workers, queues, prefetch, grace, lease, \
+                 retention.completed, retention.deleted, retention.failed, defaults.retry, defaults.timeout, log.level, log.format and \
+                 `[grant.PLUGIN]`",
             ),
             ("retention.delete = '1d'", "conf/warp.toml:1: unknown key `retention.delete`; the nearest that exists is `retention.deleted`"),
             ("workers = '3'", "conf/warp.toml:1: workers: must be a whole number without quotes"),

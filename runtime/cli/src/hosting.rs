@@ -1,6 +1,6 @@
 //! Wiring of a host: runtimes, engine, plugins, and the catalog that the host loop claims for.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -51,8 +51,12 @@ pub fn grants(config: &Config) -> Grants {
     let plugins: std::collections::BTreeMap<_, _> = config.grants.iter().map(|(name, (grant, _))| (name.clone(), grant.clone())).collect();
     let named = plugins.values().flat_map(|grant| grant.env.iter());
     let env = named.filter_map(|name| std::env::var(name).ok().map(|value| (name.clone(), value))).collect();
-    let base = config.file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new(".")).to_owned();
-    Grants { plugins, base, env }
+    Grants { plugins, base: beside_settings(config), env }
+}
+
+/// What relative directories of grants are relative to.
+pub fn beside_settings(config: &Config) -> PathBuf {
+    config.file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new(".")).to_owned()
 }
 
 /// The plugins directory as the host loop sees it.

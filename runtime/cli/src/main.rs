@@ -90,6 +90,10 @@ fn completions(shell: clap_complete::Shell) -> Outcome {
 }
 
 fn print_config(config: &Config) -> Outcome {
+    if let Err(Failure { error: Some(error), .. }) = database::file(config) {
+        // Not refused here: this is where somebody looks up which setting it was.
+        text::note(text::line(&format!("{error:#}")));
+    }
     let rows = config.rows();
     if config.json {
         let rows: Vec<_> = rows.into_iter().map(|(name, value, origin)| json::SettingRow { name, value, origin }).collect();

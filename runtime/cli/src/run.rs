@@ -35,10 +35,15 @@ pub fn run(args: RunArgs, config: Config) -> Outcome {
 
 async fn serve(args: &RunArgs, config: &Config, guests: tokio::runtime::Handle) -> Outcome {
     let path = database::file(config)?;
+    let plugins_dir = &config.plugins.value;
+    if args.until_idle && !plugins_dir.is_dir() {
+        // Otherwise a mistyped name would run nothing and report success.
+        return Err(Failure::usage(format!("there is no directory {} (from {})", plugins_dir.display(), config.plugins.origin)));
+    }
     let store = Arc::new(SqliteStore::open(OpenOptions { path: path.clone(), create: true, migrate: true }).await?);
     let loader = hosting::loader(config.workers.value, &config.cache.value)?;
     // Dropping it would end the watching, so it lives as long as the host.
-    let plugins = Arc::new(PluginDir::open(PluginDirConfig::new(config.plugins.value.clone(), hosting::grants(config)), loader));
+    let plugins = Arc::new(PluginDir::open(PluginDirConfig::new(plugins_dir.clone(), hosting::grants(config)), loader));
     let registry = Arc::clone(plugins.registry());
 
     let (stop, stopped) = watch::channel(StopLevel::Run);
@@ -51,7 +56,7 @@ async fn serve(args: &RunArgs, config: &Config, guests: tokio::runtime::Handle) 
         host_config.queues.join(", "),
         host_config.workers,
         path.display(),
-        config.plugins.value.display(),
+        plugins_dir.display(),
     ));
     let host = Host::new(host_config, Arc::<SqliteStore>::clone(&store), catalog, surroundings, guests, stopped);
     let numbers = host.numbers();

@@ -3,7 +3,7 @@
 use std::io::{self, IsTerminal, Write as _};
 
 use warp_domain::policy::{Concurrency, Declared, Source, Stamp};
-use warp_domain::{JobId, UnixMillis};
+use warp_domain::{Digest, JobId, UnixMillis};
 use warp_store::{CommandVerdict, JobDetails, JobFilter, JobSummary, KeySeen, Store, Waiting};
 
 use crate::args::{IdsArgs, JobsCommand, JobsListArgs};
@@ -32,12 +32,13 @@ pub async fn run(command: &JobsCommand, store: &dyn Store, as_json: bool, by: &s
 
 async fn list(args: &JobsListArgs, store: &dyn Store, as_json: bool, now: UnixMillis) -> Outcome {
     let JobsListArgs { state, contract, queue, key, limit, before } = args.clone();
+    let chosen = !state.is_empty() || contract.is_some() || queue.is_some() || key.is_some() || before.is_some();
     let jobs = store.jobs(JobFilter { states: state, contract, queue, key, before, limit }).await?;
     if as_json {
         return text::print_json(&jobs.iter().map(json::Job::from).collect::<Vec<_>>());
     }
     if jobs.is_empty() {
-        text::note("no such jobs");
+        text::note(if chosen { "no such jobs" } else { "no jobs" });
         return Ok(());
     }
     let row = |job: &JobSummary| {
@@ -147,7 +148,7 @@ fn describe(details: &JobDetails, now: UnixMillis) -> String {
     }
     if let Some(waiting) = waiting {
         page.heading("why it is waiting");
-        page.lines(waiting_lines(waiting, stamp.as_ref(), now));
+        page.lines(waiting_lines(waiting, &summary.queue, stamp.as_ref(), now));
     }
     page.heading("history");
     for row in audit {
@@ -199,10 +200,10 @@ pub fn concurrency_text(value: &Concurrency) -> String {
 fn policy_lines(stamp: &Stamp) -> Vec<String> {
     let Stamp { concurrency, retry, timeout } = stamp;
     let family = |name: &str, rule: Option<(String, &Source)>, otherwise: &str| match rule {
-        Some((rule, source)) => format!("{name:<12} {rule}   from {source}"),
+        Some((rule, source)) => format!("{name:<12} {rule}   from {}", source_text(source)),
         None => format!("{name:<12} {otherwise}"),
     };
-    vec![
+    let mut lines = vec![
         family("concurrency", concurrency.as_ref().map(|c| (concurrency_text(&c.value), &c.source)), "none"),
         family("retry", retry.as_ref().map(|r| (retry_text(&r.value), &r.source)), "none declared: the default of the host that runs it"),
         family(
@@ -210,25 +211,51 @@ fn policy_lines(stamp: &Stamp) -> Vec<String> {
             timeout.as_ref().map(|t| (timeout_text(&t.value), &t.source)),
             "none declared: the default of the host that runs it",
         ),
-    ]
+    ];
+    let sources = [concurrency.as_ref().map(|c| &c.source), retry.as_ref().map(|r| &r.source), timeout.as_ref().map(|t| &t.source)];
+    let mut digests: Vec<_> = sources.into_iter().flatten().filter_map(declared_by).collect();
+    digests.dedup();
+    // In full once: the lines above have enough of it to tell two versions apart.
+    lines.extend(digests.into_iter().map(|digest| format!("plugin       {digest}")));
+    lines
+}
+
+fn declared_by(source: &Source) -> Option<Digest> {
+    match source {
+        Source::Enqueue => None,
+        Source::Handler { digest, .. } | Source::Contract { digest, .. } => Some(*digest),
+    }
+}
+
+/// A source with as much of the digest as the history shows.
+fn source_text(source: &Source) -> String {
+    match source {
+        Source::Enqueue => source.to_string(),
+        Source::Handler { name, digest } => format!("handler {name}@{}", digest.short()),
+        Source::Contract { name, digest } => format!("contract {name}@{}", digest.short()),
+    }
 }
 
 /// Why a job does not run, and what would change it.
-fn waiting_lines(waiting: &Waiting, stamp: Option<&Stamp>, now: UnixMillis) -> Vec<String> {
+fn waiting_lines(waiting: &Waiting, queue: &str, stamp: Option<&Stamp>, now: UnixMillis) -> Vec<String> {
     match waiting {
         Waiting::Due(at) => vec![format!("it is due at {}, in {}", rfc3339(*at), text::rough(at.since(now)))],
         Waiting::Reserved => vec!["a slot is reserved for it; a host will claim it any moment".to_owned()],
-        Waiting::ForWorker { ahead } => vec![format!(
-            "it could run now, and every worker that runs its contract is busy; {} ahead of it in its lane",
-            text::count(u64::from(*ahead), "job")
-        )],
+        // Which queues a host takes is not in the database, so this cannot say which of the two it is.
+        Waiting::ForWorker { ahead } => vec![
+            format!("it could run now; {} ahead of it in its lane", text::count(u64::from(*ahead), "job")),
+            format!(
+                "every worker that runs its contract is busy, or none of their hosts takes the queue `{queue}` (`warp-host run --queues {queue}`)"
+            ),
+        ],
         Waiting::ForHost => {
             vec!["no live host runs its contract; start one with a plugin for it (`warp-host hosts list`, `warp-host plugins`)".to_owned()]
         }
         Waiting::ForKey { key, place, limit, limit_is_admin, refusal } => {
             let mut lines =
                 vec![format!("it waits for the key `{}`: {refusal}", key.key), format!("place        {place} of {} in line", key.waiting)];
-            let source = stamp.and_then(|stamp| stamp.concurrency.as_ref()).map_or_else(|| "the job".to_owned(), |c| c.source.to_string());
+            let source =
+                stamp.and_then(|stamp| stamp.concurrency.as_ref()).map_or_else(|| "the job".to_owned(), |c| source_text(&c.source));
             lines.push(if *limit_is_admin {
                 format!(
                     "limit        {limit}, set by an operator; it outranks what is stamped on the job (`warp-host limits set` changes it)"
@@ -371,5 +398,37 @@ fn in_words(act: Act, verdict: CommandVerdict) -> String {
         (Act::Requeue, CommandVerdict::NotNow(state)) => format!("refused: it is {} already", state.name()),
         (Act::Cancel, CommandVerdict::NotNow(state)) => format!("refused: it is {}, so there is nothing to cancel", state.name()),
         (_, CommandVerdict::Unknown) => "no such job".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use warp_domain::policy::{Stamped, Timeout, TimeoutMode};
+
+    use super::*;
+
+    #[test]
+    fn a_policy_names_its_plugin_in_full_once() {
+        let digest = Digest([0xab; 32]);
+        let from = || Source::Handler { name: "h".to_owned(), digest };
+        let retry = warp_domain::policy::Retry { max: 3, delays: Vec::new(), jitter_permille: 0 };
+        let timeout = Timeout { per_attempt: Duration::from_secs(30), mode: TimeoutMode::Fail };
+        let stamp = Stamp {
+            concurrency: None,
+            retry: Some(Stamped { value: retry, source: from() }),
+            timeout: Some(Stamped { value: timeout, source: from() }),
+        };
+        let lines = policy_lines(&stamp);
+        assert_eq!(
+            lines,
+            [
+                "concurrency  none".to_owned(),
+                "retry        3   from handler h@abababababab".to_owned(),
+                "timeout      30s:fail   from handler h@abababababab".to_owned(),
+                format!("plugin       {digest}"),
+            ]
+        );
     }
 }

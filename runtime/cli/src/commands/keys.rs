@@ -60,6 +60,7 @@ fn show(key: &KeySeen, now: UnixMillis) -> Outcome {
     text::print(match key.admin_limit {
         Some(0) => "limit    0, set by an operator: the key is paused".to_owned(),
         Some(limit) => format!("limit    {limit}, set by an operator; it outranks what is stamped on the jobs"),
+        None if key.holders.is_empty() && key.waiters.is_empty() => "limit    none set by an operator; each job carries its own".to_owned(),
         None => format!("limit    {}, as stamped on each job; an admin limit would outrank them", limit_in_force(key)),
     })?;
     let holder = |holder: &HolderSeen| {

@@ -16,7 +16,7 @@ use crate::args::{CheckArgs, DiffArgs, GrantArgs, InspectArgs, PackArgs};
 use crate::commands::jobs::concurrency_text;
 use crate::config::{Config, retry_text, timeout_text};
 use crate::failure::{Exit, Failure, Outcome};
-use crate::{files, grants, json, text};
+use crate::{files, grants, hosting, json, text};
 
 /// What a host of this version offers to guests.
 pub fn world() -> HostWorld {
@@ -87,7 +87,10 @@ fn candidate(path: PathBuf, config: &Config) -> Candidate {
     match loaded(&path) {
         Ok(loaded) => {
             let grant = config.grants.get(&loaded.manifest.plugin.name).map(|(grant, _)| grant);
-            let refusals = check_grant(&loaded.manifest, grant).err().map(|refusal| *refusal).into_iter().collect();
+            let refusals = match check_grant(&loaded.manifest, grant) {
+                Ok(granted) => hosting::grants(config).check_directories(&loaded.manifest.file, &granted),
+                Err(refusal) => vec![*refusal],
+            };
             Candidate { path, loaded: Some(loaded), refusals }
         }
         Err(refusals) => Candidate { path, loaded: None, refusals },
@@ -200,8 +203,17 @@ pub fn check_files(args: &CheckArgs, as_json: bool) -> Outcome {
     let world = world();
     let reports: Vec<_> = args.files.iter().map(|file| check(file, &world)).collect();
     // What several files say against each other, as a host that loads all of them would find.
-    let good: Vec<&Manifest> = reports.iter().filter(|report| report.is_good()).filter_map(|report| report.manifest.as_ref()).collect();
-    let across = warnings_across(&good);
+    let good: Vec<_> =
+        reports.iter().filter(|report| report.is_good()).filter_map(|report| report.manifest.as_ref().map(|m| (&report.file, m))).collect();
+    // A manifest and the file that it is packed into are one plugin, not two.
+    let is_text = |file: &str| file.ends_with(".toml");
+    let is_packed = |name: &str| good.iter().any(|(file, manifest)| !is_text(file) && manifest.plugin.name == name);
+    let apart: Vec<&Manifest> = good
+        .iter()
+        .filter(|(file, manifest)| !(is_text(file) && is_packed(&manifest.plugin.name)))
+        .map(|(_, manifest)| *manifest)
+        .collect();
+    let across = warnings_across(&apart);
     let all_good = reports.iter().all(warp_manifest::Report::is_good) && across.refusals.is_empty();
     if as_json {
         let rows = reports.iter().map(|report| json::Checked {
@@ -348,6 +360,9 @@ pub fn pack(args: &PackArgs, as_json: bool) -> Outcome {
     if out.exists() && !args.in_place && !args.force && fs::read(&out).ok().as_ref() != Some(&packed) {
         return Err(Failure::new(Exit::Refused, format!("{} exists already; name another with -o, or add --force", out.display())));
     }
+    if let Some(parent) = args.out.as_ref().and_then(|out| out.parent()) {
+        fs::create_dir_all(parent).map_err(|error| Failure::from(error).context(format!("failed to create {}", parent.display())))?;
+    }
     files::write_whole(&out, &packed).map_err(|error| Failure::from(error).context(format!("failed to write {}", out.display())))?;
     let stem = out.with_extension("").display().to_string();
     let loaded = load(&stem, &packed, None).map_err(|refusals| refused(&refusals))?;
@@ -428,7 +443,22 @@ pub fn grant(args: &GrantArgs, config: &Config) -> Outcome {
     for change in &added.changes {
         text::note(format!("  {}", text::line(change)));
     }
+    for missing in missing_directories(&added.text, &manifest, config) {
+        text::note(format!("{} does not exist yet; the plugin is refused until it does", text::line(&missing.display().to_string())));
+    }
+    if !args.dry_run {
+        text::note("a running host reads it when it starts; restart it");
+    }
     Ok(())
+}
+
+/// Directories that a text of settings grants to a plugin and that are not there.
+fn missing_directories(settings: &str, manifest: &Manifest, config: &Config) -> Vec<PathBuf> {
+    let plugins = grants::read(settings).unwrap_or_default();
+    // What is not granted is another command's to say.
+    let Ok(granted) = check_grant(manifest, plugins.get(&manifest.plugin.name)) else { return Vec::new() };
+    let grants = warp_plugin_host::Grants { base: hosting::beside_settings(config), ..warp_plugin_host::Grants::default() };
+    granted.files.iter().map(|file| grants.directory(&file.host)).filter(|path| !path.exists()).collect()
 }
 
 /// The manifest of a plugin by its name, among the files of the directory; a path to one is taken as such.

@@ -115,7 +115,7 @@ pub fn new(args: &NewArgs, as_json: bool) -> Outcome {
     let mut written = vec!["README.md", "warp.toml", ".gitignore", "wit/job.wit"];
     write(&dir, "README.md", fill(README).as_bytes())?;
     write(&dir, "warp.toml", fill(MANIFEST).as_bytes())?;
-    write(&dir, ".gitignore", format!("{ignored}/{name}.wasm\n/.warp-cache\n/warp.db*\n").as_bytes())?;
+    write(&dir, ".gitignore", format!("{ignored}/plugins\n/.warp-cache\n/warp.db*\n").as_bytes())?;
     write(&dir, "wit/job.wit", WIT.as_bytes())?;
     for (path, bytes) in files {
         // Marks stand in texts alone; what is not UTF-8 is copied as it is.
@@ -133,8 +133,8 @@ pub fn new(args: &NewArgs, as_json: bool) -> Outcome {
     }
     text::print(format!("wrote {} with {}", dir.display(), written.join(", ")))?;
     text::print(format!("\nnext:\n  cd {}\n  {}", dir.display(), build.replace('\n', "\n  ")))?;
-    text::print(format!("  warp-host pack {component} warp.toml -o {name}.wasm"))?;
-    text::print(format!("  warp-host try {name}.wasm --payload '{{\"name\": \"world\"}}'"))
+    text::print(format!("  warp-host pack {component} warp.toml -o plugins/{name}.wasm"))?;
+    text::print(format!("  warp-host try plugins/{name}.wasm --payload '{{\"name\": \"world\"}}'"))
 }
 
 /// A name that may be a file, a crate, a package of npm and a table of TOML.

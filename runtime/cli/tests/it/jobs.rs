@@ -173,6 +173,8 @@ fn a_job_says_why_it_waits_and_what_would_change_that() {
     let ids: Vec<_> = (0..3).map(|n| enqueue(&ground, &["--payload", &n.to_string(), "--mutex", "k", "--mode", "wait"])).collect();
     let ready = show(&ground, &ids[0]);
     assert_eq!(ready["waiting"]["for"], "worker", "{ready}");
+    let text = ground.run(&["jobs", "show", &ids[0]]).good();
+    assert!(text.contains("none of their hosts takes the queue `default` (`warp-host run --queues default`)"), "{text}");
     let claimed = stage.claim(10);
     assert_eq!(claimed.len(), 1);
     let holder = claimed[0].id.to_string();
@@ -204,6 +206,19 @@ fn a_job_says_why_it_waits_and_what_would_change_that() {
     ground.run(&["limits", "remove", "k"]).good();
     ground.run(&["limits", "remove", "k"]).bad(3);
     ground.run(&["keys", "show", "other"]).bad(3);
+}
+
+#[test]
+fn a_key_that_nobody_uses_any_more_has_no_limit_of_its_own() {
+    let ground = ground();
+    let stage = Stage::new(&ground, "c");
+    enqueue(&ground, &["--payload", "{}", "--mutex", "k"]);
+    let run = stage.claim(1).remove(0);
+    stage.settle(&run, Ending::Completed { result: None }, &[]);
+    let text = ground.run(&["keys", "show", "k"]).good();
+    assert!(text.contains("limit    none set by an operator; each job carries its own\n"), "{text}");
+    let stderr = ground.run(&["limits", "set", "k", "many"]).bad(2);
+    assert!(stderr.contains("\"many\" is not a number from 0 to 4294967295"), "{stderr}");
 }
 
 #[test]

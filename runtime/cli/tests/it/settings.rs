@@ -50,8 +50,20 @@ fn a_manifest_is_no_configuration() {
 }
 
 #[test]
+fn a_host_that_ends_when_idle_does_not_wait_for_plugins_that_are_not_there() {
+    let ground = Ground::new();
+    let stderr = ground.run(&["run", "--until-idle", "--plugins", "plugin"]).bad(2);
+    assert_eq!(stderr, "error: there is no directory plugin (from --plugins)\n");
+    assert!(!ground.path("warp.db").exists());
+}
+
+#[test]
 fn a_database_of_another_kind_is_refused_by_name() {
     let ground = Ground::new();
+    // Settings can be looked up all the same, with a word about it.
+    let looked = ground.run(&["run", "--print-config", "--database-url", "postgres://ada:secret@db/jobs"]);
+    assert!(looked.stderr.contains("postgres is not supported by this version"), "{}", looked.stderr);
+    assert!(looked.good().contains("postgres://ada:***@db/jobs"));
     let stderr = ground.run(&["status", "--database-url", "postgres://ada:secret@db/jobs"]).bad(2);
     assert_eq!(
         stderr,

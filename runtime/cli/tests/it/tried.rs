@@ -25,5 +25,6 @@ fn what_cannot_be_tried_is_refused() {
     ground.run(&["try", "absent.wasm", "--payload", "{}"]).bad(3);
     ground.run(&["try", "plugins/send-mail.wasm", "--contract", "other"]).bad(3);
     let stderr = ground.run(&["try", "plugins/send-mail.wasm", "--payload", "{\"name\": \"w\"}", "--memory", "64KiB"]).bad(2);
-    assert!(stderr.contains("it starts with") && stderr.contains("64KiB"), "{stderr}");
+    assert!(stderr.contains("it starts with") && stderr.contains("64KiB") && stderr.contains("with --memory"), "{stderr}");
+    assert!(!stderr.contains("build it again"), "{stderr}");
 }

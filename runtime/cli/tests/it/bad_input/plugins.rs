@@ -141,7 +141,7 @@ fn bad_files() -> Vec<(&'static str, Vec<u8>, String)> {
             "what nobody granted",
             packed(&small, &asking("env = [\"TOKEN\"]")),
             "good.wasm (warp:manifest): capabilities: plugin `good` asks for variable `TOKEN` and is not granted that; run `warp-host grant \
-             good`, or write into warp.toml:\n\n[grant.good]\nenv = [\"TOKEN\"]\n"
+             good` or write this into warp.toml, and restart the host:\n\n[grant.good]\nenv = [\"TOKEN\"]\n"
                 .to_owned(),
         ),
     ]
@@ -223,8 +223,8 @@ fn what_is_no_file_at_all_holds_nobody_up() {
 fn a_grant_of_what_is_not_there_is_refused() {
     let not_granted = |name: &str, what: &str, table: &str| {
         format!(
-            "{name}.wasm (warp:manifest): capabilities: plugin `{name}` asks for {what} and is not granted that; run `warp-host grant {name}`, \
-             or write into warp.toml:\n\n[grant.{name}]\n{table}\n"
+            "{name}.wasm (warp:manifest): capabilities: plugin `{name}` asks for {what} and is not granted that; run `warp-host grant {name}` \
+             or write this into warp.toml, and restart the host:\n\n[grant.{name}]\n{table}\n"
         )
     };
     let cases = [

@@ -180,7 +180,7 @@ fn build(paths: &Paths, plugin: &Plugin, force: bool) -> Result<Outcome> {
     let result = toolchain::Log::create(&log).map_err(Stop::from).and_then(|log| {
         let component = plugin.language.build(paths, plugin, &log)?;
         let manifest = fs::read_to_string(plugin.folder.join(MANIFEST))?;
-        let packed = pack::pack(&fs::read(&component)?, &manifest)?;
+        let packed = pack::pack(&fs::read(&component)?, &manifest, &format!("plugins/{}/{MANIFEST}", plugin.name))?;
         // Begins with a dot, so that a host that watches the folder leaves it alone until it is renamed.
         let partial = paths.plugins.join(format!(".{}.wasm.part", plugin.name));
         fs::write(&partial, &packed)?;

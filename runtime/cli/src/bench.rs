@@ -63,6 +63,7 @@ const WORKLOADS: &[(&str, &str)] = &[
     ("waiters", "jobs without a key beside ten thousand that wait for one"),
     ("latency", "one job at a time on an idle host, enqueued in its process"),
     ("latency-other", "the same, enqueued over another connection as another process does"),
+    ("handover", "a slot that is freed on one host and waited for on another, on connections of their own"),
     ("attempt", "one attempt of each plugin in the directory, without a database"),
     ("idle", "nothing to do for twenty seconds: memory and processor time"),
 ];
@@ -181,6 +182,7 @@ struct Recorder {
     inner: Option<Arc<dyn Handler>>,
     work: Duration,
     started: Mutex<HashMap<JobId, Instant>>,
+    spans: Mutex<Vec<(Instant, Instant)>>,
     record: bool,
     now: AtomicUsize,
     most: AtomicUsize,
@@ -188,7 +190,15 @@ struct Recorder {
 
 impl Recorder {
     fn new(inner: Option<Arc<dyn Handler>>, work: Duration, record: bool) -> Arc<Self> {
-        Arc::new(Recorder { inner, work, started: Mutex::default(), record, now: AtomicUsize::new(0), most: AtomicUsize::new(0) })
+        Arc::new(Recorder {
+            inner,
+            work,
+            started: Mutex::default(),
+            spans: Mutex::default(),
+            record,
+            now: AtomicUsize::new(0),
+            most: AtomicUsize::new(0),
+        })
     }
 
     fn started(&self, id: JobId) -> Option<Instant> {
@@ -199,8 +209,9 @@ impl Recorder {
 #[async_trait]
 impl Handler for Recorder {
     async fn run(&self, attempt: AttemptInfo, calls: Arc<dyn HostCalls>, stop: Arc<StopSignal>) -> RunOutcome {
+        let begin = Instant::now();
         if self.record {
-            self.started.lock().unwrap_or_else(PoisonError::into_inner).insert(attempt.job_id, Instant::now());
+            self.started.lock().unwrap_or_else(PoisonError::into_inner).insert(attempt.job_id, begin);
         }
         let now = self.now.fetch_add(1, Ordering::AcqRel) + 1;
         self.most.fetch_max(now, Ordering::AcqRel);
@@ -212,6 +223,9 @@ impl Handler for Recorder {
             None => RunOutcome::Said(Said::Completed(None)),
         };
         self.now.fetch_sub(1, Ordering::AcqRel);
+        if self.record {
+            self.spans.lock().unwrap_or_else(PoisonError::into_inner).push((begin, Instant::now()));
+        }
         outcome
     }
 }
@@ -285,6 +299,7 @@ impl Bench<'_> {
             }
             "latency" => self.latency("latency", false)?,
             "latency-other" => self.latency("latency-other", true)?,
+            "handover" => self.handover()?,
             "attempt" => return self.attempts(),
             _ => self.idle()?,
         };
@@ -408,6 +423,46 @@ impl Bench<'_> {
         })?;
         let [p50, p95, p99] = percentiles(waits);
         Ok(Row { p50_ms: p50, p95_ms: p95, p99_ms: p99, ..self.row(name, samples, "commit of the enqueue to start of the handler") })
+    }
+
+    /// How long after the end of a run on one host the job that waits for its key starts on the other.
+    fn handover(&self) -> Outcome<Row> {
+        let ground = Ground::new(self.args.dir.as_deref())?;
+        let rounds = self.args.jobs.unwrap_or(400) / 2;
+        // Long enough that the other host has parked its job before the first one ends.
+        let recorder = Recorder::new(None, Duration::from_millis(20), true);
+        let declared = limited(ConcurrencyKind::Mutex, "the-key", 1)?;
+        let offers = |contract: &str| Fixed(vec![offer(Arc::<Recorder>::clone(&recorder), contract, declared.clone())]);
+        let spans = || recorder.spans.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let gaps = ground.control.block_on(async {
+            let (here, there) = (ground.store().await?, ground.store().await?);
+            let one = start(&ground, Arc::clone(&here), offers("here"), self.host_config());
+            let other = start(&ground, there, offers("there"), self.host_config());
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            let mut gaps = Vec::new();
+            for number in 0..rounds {
+                let pair = vec![job(&ground.surroundings, "here", number), job(&ground.surroundings, "there", number)];
+                here.enqueue(pair, ground.surroundings.now()).await?;
+                let begin = Instant::now();
+                let ended = usize::try_from(2 * (number + 1)).unwrap_or(usize::MAX);
+                while spans().len() < ended {
+                    if begin.elapsed() > Duration::from_secs(30) {
+                        return Err(Failure::usage(format!("pair {number} has not ended within 30 s")));
+                    }
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+                if let [.., (_, first_ended), (second_began, _)] = spans()[..] {
+                    gaps.push(second_began.saturating_duration_since(first_ended).as_secs_f64() * 1e3);
+                }
+            }
+            finish(one.0, one.1).await;
+            finish(other.0, other.1).await;
+            Ok(gaps)
+        })?;
+        let [p50, p95, p99] = percentiles(gaps);
+        let most = recorder.most.load(Ordering::Acquire);
+        let note = format!("end of a run to start of the waiter on the other host; at most {most} at once");
+        Ok(Row { p50_ms: p50, p95_ms: p95, p99_ms: p99, ..self.row("handover", 2 * rounds, &note) })
     }
 
     /// What an attempt costs, plugin by plugin, beside the native function in the same loop.

@@ -55,6 +55,22 @@ pub enum Level {
     Error,
 }
 
+impl Level {
+    /// The name under which lines of it are stored and shown.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Level::Stdout => "stdout",
+            Level::Stderr => "stderr",
+            Level::Trace => "trace",
+            Level::Debug => "debug",
+            Level::Info => "info",
+            Level::Warn => "warn",
+            Level::Error => "error",
+        }
+    }
+}
+
 /// A job that a handler enqueues.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Child {

@@ -338,16 +338,7 @@ impl HostCalls for RunCalls {
         }
         output.lines += 1;
         output.bytes += text.len();
-        let stream = match level {
-            Level::Stdout => "stdout",
-            Level::Stderr => "stderr",
-            Level::Trace => "trace",
-            Level::Debug => "debug",
-            Level::Info => "info",
-            Level::Warn => "warn",
-            Level::Error => "error",
-        };
-        output.pending.lines.push(LogLine { at: self.surroundings.now(), stream, text });
+        output.pending.lines.push(LogLine { at: self.surroundings.now(), stream: level.name(), text });
     }
 
     fn dropped(&self, lines: u64, bytes: u64) {

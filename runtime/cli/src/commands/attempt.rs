@@ -13,7 +13,6 @@ use warp_domain::policy::Declared;
 use warp_domain::resolve::resolve;
 use warp_domain::units::{format_duration, format_size};
 use warp_manifest::{Manifest, Refusal};
-use warp_pipeline::Level;
 use warp_plugin_host::{Grants, PluginVersion, TryParams, TryReport, run_once};
 
 use crate::args::TryArgs;
@@ -102,18 +101,6 @@ fn params(version: &PluginVersion, contract: &str, args: &TryArgs) -> TryParams 
     }
 }
 
-fn level_name(level: Level) -> &'static str {
-    match level {
-        Level::Stdout => "stdout",
-        Level::Stderr => "stderr",
-        Level::Trace => "trace",
-        Level::Debug => "debug",
-        Level::Info => "info",
-        Level::Warn => "warn",
-        Level::Error => "error",
-    }
-}
-
 /// The end as a word and a text.
 fn ended(outcome: &RunOutcome) -> (&'static str, String) {
     match outcome {
@@ -135,7 +122,7 @@ fn row(report: &TryReport) -> json::Tried {
     json::Tried {
         outcome: ended,
         text,
-        lines: lines.iter().map(|(level, text)| json::TriedLine { stream: level_name(*level), text: text.clone() }).collect(),
+        lines: lines.iter().map(|(level, text)| json::TriedLine { stream: level.name(), text: text.clone() }).collect(),
         dropped: json::Dropped { lines: dropped.0, bytes: dropped.1 },
         progress: progress.iter().cloned().collect(),
         children: children
@@ -165,7 +152,7 @@ fn millis(span: Duration) -> f64 {
 fn show(report: &TryReport, limit: Duration) -> Outcome {
     let TryReport { outcome, lines, dropped, progress, children, state, stats } = report;
     for (level, said) in lines {
-        text::print(format!("{:<7} {}", level_name(*level), text::line(said)))?;
+        text::print(format!("{:<7} {}", level.name(), text::line(said)))?;
     }
     if *dropped != (0, 0) {
         text::print(format!("        {} lines ({} bytes) beyond the caps were dropped", dropped.0, dropped.1))?;

@@ -1,0 +1,10 @@
+//! The store of jobs on PostgreSQL: any number of hosts on one database.
+//!
+//! What must stay true:
+//! - a command that changes anything is one statement, mostly a call of a function of the schema, and nothing waits
+//!   for a client in the middle of a transaction (slots.md C2);
+//! - a statement that has been sent runs to its end, whoever still listens;
+//! - with the ledger nothing needs a session: no lock, setting or prepared statement outlives a statement, so the
+//!   store works through a transaction-mode pooler.
+//!
+//! What it deliberately does not do: render keys or read payloads in SQL.

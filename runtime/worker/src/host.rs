@@ -127,17 +127,21 @@ pub struct Host {
     guests: tokio::runtime::Handle,
     stop: watch::Receiver<StopLevel>,
     counters: Arc<Counters>,
+    lease: Arc<Lease>,
 }
 
 /// A handle to a running host's numbers.
 #[derive(Clone)]
-pub struct Numbers(Arc<Counters>);
+pub struct Numbers {
+    counters: Arc<Counters>,
+    lease: Arc<Lease>,
+}
 
 impl Numbers {
     /// The numbers now.
     #[must_use]
     pub fn report(&self) -> HostReport {
-        let Counters { exchanges, claimed, settled, late, parked, parked_again, skipped, unknown_rows, rescued, running } = &*self.0;
+        let Counters { exchanges, claimed, settled, late, parked, parked_again, skipped, unknown_rows, rescued, running } = &*self.counters;
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         HostReport {
             exchanges: read(exchanges),
@@ -152,6 +156,19 @@ impl Numbers {
             running: read(running),
         }
     }
+
+    /// How long ago the last good renewal of the lease was sent; `None` before the first and after the registration
+    /// has ended.
+    #[must_use]
+    pub fn lease_age(&self) -> Option<Duration> {
+        self.lease.age()
+    }
+
+    /// Whether runs may go on: the lease cannot lapse yet.
+    #[must_use]
+    pub fn lease_is_good(&self) -> bool {
+        self.lease.is_good()
+    }
 }
 
 impl Host {
@@ -164,13 +181,14 @@ impl Host {
         guests: tokio::runtime::Handle,
         stop: watch::Receiver<StopLevel>,
     ) -> Self {
-        Host { config: Arc::new(config), store, catalog, surroundings, guests, stop, counters: Arc::default() }
+        let lease = Arc::new(Lease::new(Arc::clone(&surroundings)));
+        Host { config: Arc::new(config), store, catalog, surroundings, guests, stop, counters: Arc::default(), lease }
     }
 
     /// Access to the host's numbers while it runs.
     #[must_use]
     pub fn numbers(&self) -> Numbers {
-        Numbers(Arc::clone(&self.counters))
+        Numbers { counters: Arc::clone(&self.counters), lease: Arc::clone(&self.lease) }
     }
 
     /// Runs until told to stop.
@@ -322,8 +340,7 @@ fn trouble_delay(trouble: u32) -> Duration {
 
 impl Control {
     fn new(host: Host, id: HostId) -> Self {
-        let Host { config, store, catalog, surroundings, guests, stop, counters } = host;
-        let lease = Arc::new(Lease::new(Arc::clone(&surroundings)));
+        let Host { config, store, catalog, surroundings, guests, stop, counters, lease } = host;
         let boot = surroundings.boot();
         lease.extend(boot, config.lease, config.stop_before_lapse);
         let due = Due {

@@ -17,27 +17,42 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
     ("warp-pipeline", &["warp-domain"]),
     ("warp-manifest", &["warp-domain"]),
     ("warp-testkit", &["warp-domain", "warp-store"]),
+    ("warp-test-servers", &[]),
     ("warp-store-tests", &["warp-domain", "warp-store"]),
     ("warp-store-sqlite", &["warp-domain", "warp-store"]),
     ("warp-store-postgres", &["warp-domain", "warp-store"]),
     ("warp-plugin-host", &["warp-domain", "warp-pipeline", "warp-manifest"]),
     ("warp-worker", &["warp-domain", "warp-store", "warp-pipeline"]),
-    ("warp-host", &["warp-domain", "warp-store", "warp-pipeline", "warp-manifest", "warp-store-sqlite", "warp-store-postgres", "warp-plugin-host", "warp-worker"]),
+    ("warp-http", &["warp-domain", "warp-store", "warp-worker"]),
+    (
+        "warp-host",
+        &[
+            "warp-domain",
+            "warp-store",
+            "warp-pipeline",
+            "warp-manifest",
+            "warp-store-sqlite",
+            "warp-store-postgres",
+            "warp-plugin-host",
+            "warp-worker",
+            "warp-http",
+        ],
+    ),
     // A story told from outside; the store is there to play one host that behaves badly.
     ("gold", &["warp-domain", "warp-store", "warp-store-sqlite"]),
-    ("xtask", &["warp-manifest"]),
+    ("xtask", &["warp-manifest", "warp-test-servers"]),
 ];
 
 /// Outside crates that only the named crates may use: drivers, engine, formats, environment.
 const RESERVED: &[(&str, &[&str])] = &[
-    ("sqlx", &["warp-store-sqlite", "warp-store-postgres", "warp-store-tests"]),
+    ("sqlx", &["warp-store-sqlite", "warp-store-postgres", "warp-store-tests", "warp-test-servers"]),
     ("wasmtime", &["warp-plugin-host"]),
     ("wasmtime-wasi", &["warp-plugin-host"]),
     ("anyhow", &["warp-host", "gold", "xtask"]),
     ("clap", &["warp-host", "gold", "xtask"]),
     (
         "tokio",
-        &["warp-pipeline", "warp-testkit", "warp-store-tests", "warp-store-sqlite", "warp-store-postgres", "warp-plugin-host", "warp-worker", "warp-host", "gold"],
+        &["warp-pipeline", "warp-testkit", "warp-test-servers", "warp-store-tests", "warp-store-sqlite", "warp-store-postgres", "warp-plugin-host", "warp-worker", "warp-http", "warp-host", "gold"],
     ),
     ("serde", &["warp-store", "warp-manifest", "warp-store-sqlite", "warp-store-postgres", "warp-host", "warp-testkit", "warp-plugin-host"]),
 ];

@@ -77,6 +77,8 @@ CREATE TYPE warp.state_row AS (
     deaths smallint,
     place smallint,
     is_unique bool,
+    -- The payload's size in bytes where it is large (above 16 KiB): a claim brings only so many of them at once.
+    bytes int,
     -- What the caller declared, until it is resolved into `stamp` by the first claim.
     explicit int,
     stamp int,

@@ -44,7 +44,7 @@ BEGIN
            EXISTS (SELECT FROM warp.waiting w JOIN warp.policy p ON p.id = w.stamp
                    WHERE w.place = 2 AND w.parked_on = p_key AND w.ticket < v_ticket
                      AND (c.admin_limit = 0 OR p.weight <= coalesce(c.admin_limit, greatest(p.slots, 1)))
-                     AND EXISTS (SELECT FROM warp.lane l JOIN warp.host_contract h ON h.contract = l.contract WHERE l.id = w.lane))
+                     AND EXISTS (SELECT FROM warp.claimable_lane a WHERE a.lane = w.lane))
       INTO v_admin, v_blocked, v_behind
       FROM warp.conc_key c WHERE c.id = p_key;
     SELECT count(*), min(s.job) FILTER (WHERE s.stamped <= 1),
@@ -126,7 +126,7 @@ BEGIN
           FROM warp.waiting w JOIN warp.policy p ON p.id = w.stamp
          WHERE w.place = 2 AND w.parked_on = p_key
            AND p.weight <= coalesce(v_admin, greatest(p.slots, 1))
-           AND EXISTS (SELECT FROM warp.lane l JOIN warp.host_contract h ON h.contract = l.contract WHERE l.id = w.lane)
+           AND EXISTS (SELECT FROM warp.claimable_lane a WHERE a.lane = w.lane)
          ORDER BY w.ticket LIMIT 1 FOR UPDATE OF w SKIP LOCKED;
         EXIT WHEN NOT FOUND;
         EXIT WHEN EXISTS (SELECT FROM warp.blocker b WHERE b.key = p_key AND b.ticket < v_waiter.ticket);

@@ -1,0 +1,466 @@
+-- A host's round trip: ends of runs first, then new work, in one statement (slots.md C2, B2, B3).
+--
+-- A claim of a job that has no stamp yet needs its keys, and those come from its payload, which only the host reads. So a
+-- first call stops at such jobs and returns their payloads (an unlocked look), and a second call brings stamp and keys
+-- (`k_…`) and decides: everything that the ledger does to a job happens in that one transaction.
+--
+-- Locks: the host shared (a rescue takes it exclusively, so no claim commits for a host that is being taken away);
+-- the running rows of the ends; candidates with SKIP LOCKED; all keys of the ends and of the candidates in sight in
+-- ascending order; keys that turn up later only if nobody holds them, else their jobs stay for the next call.
+-- Indexes: ready_due and ready_reserved (one range per lane, by due time), the primary keys, waiting_due.
+--
+-- Answer, one row per thing by `kind`: 0 the summary (`job` the next due time, `token` now, the rest JSON in `payload`),
+-- 1 a verdict that is not Settled (`ord`, `run`: 1
+-- repeated, 2 late, 3 conflicted), 2 a claimed run in the order of page (`ord`), due time and job, 3 a candidate that
+-- needs stamp and keys. `lane` is the number of the lane, not its place among the parameters.
+CREATE OR REPLACE FUNCTION warp.exchange(
+    p_host int, p_now bigint,
+    -- Ends as Completed that leave nothing but a result and lines: place in the batch, job, token, µs, result.
+    s_ord int[], s_job bigint[], s_token bigint[], s_took bigint[], s_result text[],
+    -- All other ends: [{"ord", "job", "token", "took", "exit", "on_conflict", "state", "progress", "dropped"}].
+    s_other jsonb,
+    -- Lines of output and log, and children, each with the `ord` of its end.
+    l_ord int[], l_job bigint[], l_at bigint[], l_stream text[], l_body text[],
+    h_ord int[], h_id uuid[], h_lane int[], h_payload text[], h_metadata text[], h_trace text[], h_due bigint[], h_explicit int[], h_unique text[],
+    -- Lanes that the host can run, each with the stamp of jobs that declare nothing, whether that has a key, and the digest.
+    c_lane int[], c_stamp int[], c_keyed bool[], c_digest int[], c_max int,
+    -- What the host has resolved and rendered: job, stamp, keys as an array's text, or why its policy cannot be applied.
+    k_job bigint[], k_stamp int[], k_keys text[], k_error text[]
+) RETURNS TABLE (
+    kind smallint, ord int, job bigint, id uuid, token bigint, run int, attempt int, lane int, stamp int, keyed bool,
+    created_at bigint, due bigint, payload text, metadata text, trace_parent text, explicit int
+)
+LANGUAGE plpgsql
+-- Every query here is a short walk along an index whatever the statistics say; none may flip to reading a table.
+SET enable_seqscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+SET enable_bitmapscan = off
+SET jit = off
+SET plan_cache_mode = force_generic_plan
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_now bigint := coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000)::bigint);
+    v_done int[];
+    v_end record;
+    v_row warp.state_row;
+    v_rows warp.state_row[] := '{}';
+    v_exits jsonb[] := '{}';
+    v_took bigint[] := '{}';
+    v_exit jsonb;
+    v_completed int[] := '{}';
+    v_keys bigint[] := '{}';
+    v_locked bigint[] := '{}';
+    v_parked int := 0;
+    v_again int := 0;
+    v_skipped int := 0;
+    v_unacceptable int := 0;
+    v_more bool := false;
+    v_seen int := 0;
+    v_ord int := 0;
+    v_left int := coalesce(c_max, 0);
+    v_passed bigint[] := '{}';
+    v_handles bigint[];
+    v_kinds smallint[];
+    v_lanes int[];
+    v_bytes int[];
+    v_loaded bigint := 0;
+    v_cut int;
+    v_plain bigint[];
+    v_at int;
+    v_position int;
+    v_admitted record;
+    v_job record;
+    v_reserved bool;
+    v_has_started bool;
+    v_stop bool := false;
+    v_announce int[] := '{}';
+    v_next bigint;
+    v_reserved_left int := 0;
+BEGIN
+    PERFORM pg_advisory_xact_lock_shared(hashtext('warp.host'), p_host);
+    IF NOT EXISTS (SELECT FROM warp.host h WHERE h.id = p_host) THEN
+        RAISE EXCEPTION 'host % is not registered any more', p_host USING ERRCODE = 'WH001';
+    END IF;
+
+    -- Ends, first those that touch no key and nothing that is shared: one statement for all.
+    IF cardinality(s_job) > 0 THEN
+        WITH u AS (
+            SELECT * FROM unnest(s_ord, s_job, s_token, s_took, s_result) u (ord, job, token, took, result)
+        ), gone AS (
+            DELETE FROM warp.running r USING u
+             WHERE r.host = p_host AND r.handle = u.job AND r.token = u.token AND r.keys IS NULL
+            RETURNING r.*, u.ord, u.took, u.result
+        ), ended AS (
+            INSERT INTO warp.ended (handle, due, changed_at, lane, run, attempt, deaths, place, is_unique, bytes, stamp, digest, host, claimed_at, took_us, settled)
+            SELECT g.handle, g.due, v_now, g.lane, g.run, g.attempt, g.deaths, 10, false, g.bytes, g.stamp, g.digest, g.host, g.claimed_at, g.took, g.token FROM gone g
+        ), freed AS (
+            DELETE FROM warp.unique_key k USING gone g WHERE g.is_unique AND k.job = g.handle
+        ), kept AS (
+            INSERT INTO warp.outcome (job, result) SELECT g.handle, g.result FROM gone g WHERE g.result IS NOT NULL
+            ON CONFLICT (job) DO UPDATE SET result = excluded.result
+        )
+        SELECT array_agg(g.ord) INTO v_done FROM gone g;
+        IF v_done IS NOT NULL THEN
+            PERFORM warp.count('stats:succeeded', NULL, cardinality(v_done));
+            PERFORM warp.count('kept:completed', NULL, cardinality(v_done));
+            IF cardinality(l_ord) > 0 THEN
+                INSERT INTO warp.log (job, at, run, stream, body)
+                SELECT e.handle, l.at, e.run, l.stream, l.body
+                  FROM unnest(l_ord, l_job, l_at, l_stream, l_body) WITH ORDINALITY l (ord, job, at, stream, body, n)
+                  JOIN warp.ended e ON e.handle = l.job
+                 WHERE l.ord = ANY (v_done) ORDER BY l.n;
+            END IF;
+            IF EXISTS (SELECT FROM warp.cancel_request) THEN
+                DELETE FROM warp.cancel_request c WHERE c.job = ANY (s_job) AND c.token = ANY (s_token);
+            END IF;
+        END IF;
+    END IF;
+
+    -- The others one by one, in the order of the batch: with keys, with another end, with children or shared state.
+    IF cardinality(s_job) > coalesce(cardinality(v_done), 0) OR s_other IS NOT NULL THEN
+        FOR v_end IN
+            SELECT u.ord, u.job, u.token, u.took, jsonb_build_object('to', 'completed', 'result', u.result) AS exit, NULL::jsonb AS other
+              FROM unnest(s_ord, s_job, s_token, s_took, s_result) u (ord, job, token, took, result)
+             WHERE v_done IS NULL OR u.ord <> ALL (v_done)
+            UNION ALL
+            SELECT (o ->> 'ord')::int, (o ->> 'job')::bigint, (o ->> 'token')::bigint, (o ->> 'took')::bigint, o -> 'exit', o
+              FROM jsonb_array_elements(s_other) o
+             ORDER BY 1
+        LOOP
+            DELETE FROM warp.running r WHERE r.host = p_host AND r.handle = v_end.job AND r.token = v_end.token RETURNING * INTO v_row;
+            IF NOT FOUND THEN
+                kind := 1;
+                ord := v_end.ord;
+                run := CASE WHEN warp.is_settled(v_end.job, v_end.token) THEN 1 ELSE 2 END;
+                RETURN NEXT;
+                CONTINUE;
+            END IF;
+            v_exit := v_end.exit;
+            IF v_exit ->> 'to' = 'completed' THEN
+                IF v_end.other ? 'state' AND NOT warp.apply_state(v_end.other -> 'state') THEN
+                    v_exit := v_end.other -> 'on_conflict';
+                    kind := 1;
+                    ord := v_end.ord;
+                    run := 3;
+                    RETURN NEXT;
+                ELSE
+                    v_completed := v_completed || v_end.ord;
+                END IF;
+            END IF;
+            INSERT INTO warp.log (job, at, run, stream, body)
+            SELECT v_row.handle, l.at, v_row.run, l.stream, l.body
+              FROM unnest(l_ord, l_at, l_stream, l_body) WITH ORDINALITY l (ord, at, stream, body, n) WHERE l.ord = v_end.ord ORDER BY l.n;
+            IF v_end.other IS NOT NULL THEN
+                PERFORM warp.keep_output(v_row.handle, v_end.other);
+            END IF;
+            IF EXISTS (SELECT FROM warp.cancel_request c WHERE c.job = v_row.handle) THEN
+                -- Somebody asked for its end: it does not run again.
+                IF v_exit ->> 'to' IN ('retry', 'snooze', 'hand-back', 'deleted') THEN
+                    SELECT jsonb_build_object('to', 'cancelled', 'by', c.asked_by) INTO v_exit
+                      FROM warp.cancel_request c WHERE c.job = v_row.handle AND c.token = v_end.token;
+                    v_exit := coalesce(v_exit, v_end.exit);
+                END IF;
+                DELETE FROM warp.cancel_request c WHERE c.job = v_row.handle;
+            END IF;
+            IF v_exit ->> 'to' = 'hand-back' OR v_exit ->> 'to' IN ('retry', 'snooze') AND (v_exit ->> 'at')::bigint <= v_now THEN
+                v_announce := v_announce || v_row.lane;
+            END IF;
+            v_row.settled := v_end.token;
+            v_rows := v_rows || v_row;
+            v_exits := v_exits || v_exit;
+            v_took := v_took || v_end.took;
+            v_keys := v_keys || v_row.keys;
+        END LOOP;
+        -- Before any key row is locked: a unique key may have to be waited for.
+        IF cardinality(h_ord) > 0 AND cardinality(v_completed) > 0 THEN
+            PERFORM warp.enqueue_apart(array_agg(c.id), array_agg(c.lane), array_agg(c.explicit), array_agg(c.payload), array_agg(c.metadata),
+                                       array_agg(c.trace), array_agg(c.due), array_agg(c.unique_key), v_now)
+               FROM (SELECT DISTINCT ON (h.id) h.* FROM unnest(h_ord, h_id, h_lane, h_payload, h_metadata, h_trace, h_due, h_explicit, h_unique)
+                            h (ord, id, lane, payload, metadata, trace, due, explicit, unique_key)
+                      WHERE h.ord = ANY (v_completed) ORDER BY h.id) c
+             HAVING count(*) > 0;
+        END IF;
+    END IF;
+
+    IF v_left > 0 THEN
+        IF EXISTS (SELECT FROM warp.host h WHERE h.id = p_host AND h.paused_at IS NOT NULL) THEN
+            c_lane := '{}';
+        ELSIF EXISTS (SELECT FROM warp.queue_pause) THEN
+            -- No lane has the number 0.
+            SELECT array_agg(CASE WHEN q.queue IS NULL THEN l.lane ELSE 0 END ORDER BY l.at) INTO c_lane
+              FROM unnest(c_lane) WITH ORDINALITY l (lane, at)
+              LEFT JOIN warp.lane n ON n.id = l.lane LEFT JOIN warp.queue_pause q ON q.queue = n.queue;
+        END IF;
+        IF EXISTS (SELECT FROM warp.waiting w WHERE w.place = 0 AND w.due <= v_now) THEN
+            v_more := warp.activate(v_now) >= 1000;
+        END IF;
+        IF true = ANY (c_keyed) OR cardinality(k_job) > 0 THEN
+            -- The keys of the candidates in sight, so that they are locked in order with those of the ends.
+            SELECT v_keys || coalesce(array_agg(k), '{}') INTO v_keys
+              FROM (SELECT unnest(c.keys) FROM unnest(c_lane) l (lane) CROSS JOIN LATERAL (
+                        SELECT r.keys FROM warp.ready r WHERE r.lane = l.lane AND r.place = 3 ORDER BY r.due, r.handle LIMIT c_max) c
+                    UNION ALL
+                    SELECT unnest(c.keys) FROM unnest(c_lane) l (lane) CROSS JOIN LATERAL (
+                        SELECT r.keys FROM warp.ready r WHERE r.lane = l.lane AND r.place = 1 ORDER BY r.due, r.handle LIMIT c_max) c
+                    UNION ALL
+                    SELECT unnest(k.keys::bigint[]) FROM unnest(k_keys) k (keys)) k (k);
+        END IF;
+    END IF;
+    IF cardinality(v_keys) > 0 THEN
+        v_locked := v_keys;
+        PERFORM warp.lock_keys(v_locked);
+    END IF;
+    FOR v_at IN 1 .. cardinality(v_rows) LOOP
+        PERFORM warp.leave(v_rows[v_at], v_exits[v_at], v_took[v_at], v_now);
+    END LOOP;
+
+    -- Claims, page by page: what is reserved for these lanes first, then what is ready, oldest due first. A page is as
+    -- large as what may still start, so each of its rows is decided. What was parked has left the index by the next page.
+    WHILE v_left > 0 AND NOT v_stop LOOP
+        SELECT array_agg(q.handle ORDER BY q.due, q.handle), array_agg(3::smallint), array_agg(q.at ORDER BY q.due, q.handle), array_agg(q.bytes ORDER BY q.due, q.handle)
+          INTO v_handles, v_kinds, v_lanes, v_bytes
+          FROM (SELECT r.handle, r.due, l.at, r.bytes
+                  FROM unnest(c_lane) WITH ORDINALITY l (lane, at)
+                 CROSS JOIN LATERAL (SELECT i.handle FROM warp.ready i WHERE i.lane = l.lane AND i.place = 3
+                                        AND i.handle <> ALL (v_passed) ORDER BY i.due, i.handle LIMIT v_left) c
+                  JOIN warp.ready r ON r.handle = c.handle
+                 ORDER BY r.due, r.handle LIMIT v_left FOR UPDATE OF r SKIP LOCKED) q;
+        v_reserved := v_handles IS NOT NULL;
+        IF NOT v_reserved THEN
+            -- 0 starts at once, 1 has keys, 2 needs stamp and keys, 3 cannot be applied, 4 starts with the stamp brought.
+            SELECT array_agg(q.handle ORDER BY q.due, q.handle), array_agg(q.kind ORDER BY q.due, q.handle),
+                   array_agg(q.at ORDER BY q.due, q.handle), array_agg(q.bytes ORDER BY q.due, q.handle)
+              INTO v_handles, v_kinds, v_lanes, v_bytes
+              FROM (SELECT r.handle, r.due, c.at, r.bytes,
+                           (CASE WHEN r.stamp IS NOT NULL THEN CASE WHEN r.keys IS NULL THEN 0 ELSE 1 END
+                                 WHEN r.handle = ANY (k_job) THEN (
+                                     SELECT CASE WHEN k.error IS NOT NULL THEN 3 WHEN k.keys IS NOT NULL THEN 1 ELSE 4 END
+                                       FROM unnest(k_job, k_keys, k_error) k (job, keys, error) WHERE k.job = r.handle)
+                                 WHEN r.explicit IS NOT NULL OR c.keyed THEN 2 ELSE 0 END)::smallint AS kind
+                      FROM (SELECT i.handle, i.due, l.at, l.keyed
+                              FROM unnest(c_lane, c_keyed) WITH ORDINALITY l (lane, keyed, at)
+                             CROSS JOIN LATERAL (SELECT i.handle, i.due FROM warp.ready i WHERE i.lane = l.lane AND i.place = 1
+                                                    AND i.handle <> ALL (v_passed) ORDER BY i.due, i.handle LIMIT 2 * v_left) i
+                             ORDER BY i.due, i.handle LIMIT 2 * v_left) c
+                      JOIN warp.ready r ON r.handle = c.handle
+                     ORDER BY c.due, c.handle LIMIT v_left FOR UPDATE OF r SKIP LOCKED) q;
+        END IF;
+        EXIT WHEN v_handles IS NULL;
+        v_seen := v_seen + cardinality(v_handles);
+        v_cut := cardinality(v_handles);
+
+        -- Large payloads: only so many bytes at once, but at least one.
+        IF v_bytes IS DISTINCT FROM array_fill(NULL::int, ARRAY[v_cut]) THEN
+            FOR v_at IN 1 .. v_cut LOOP
+                IF v_loaded > 0 AND v_loaded + coalesce(v_bytes[v_at], 0) > 16777216 AND v_bytes[v_at] IS NOT NULL THEN
+                    v_cut := v_at - 1;
+                    v_more := true;
+                    v_stop := true;
+                    EXIT;
+                END IF;
+                v_loaded := v_loaded + coalesce(v_bytes[v_at], 0);
+            END LOOP;
+        END IF;
+        -- Candidates that need stamp and keys stand in the way of all behind them.
+        IF NOT v_reserved AND 2::smallint = ANY (v_kinds) THEN
+            v_position := array_position(v_kinds, 2::smallint);
+            IF v_position <= v_cut THEN
+                RETURN QUERY SELECT 3::smallint, u.n::int, j.handle, j.id, NULL::bigint, NULL::int, NULL::int, j.lane, NULL::int, NULL::bool, j.created_at, NULL::bigint, j.payload, NULL::text, NULL::text, j.explicit
+                  FROM unnest(v_handles, v_kinds, v_lanes) WITH ORDINALITY u (handle, kind, at, n) JOIN warp.job j ON j.handle = u.handle
+                 WHERE u.kind = 2 AND u.n <= v_cut;
+                v_cut := v_position - 1;
+                v_stop := true;
+            END IF;
+        END IF;
+
+        -- Without a key: one statement for all.
+        v_plain := NULL;
+        IF NOT v_reserved THEN
+            SELECT array_agg(u.handle) INTO v_plain FROM unnest(v_handles, v_kinds) WITH ORDINALITY u (handle, kind, n) WHERE u.kind IN (0, 4) AND u.n <= v_cut;
+        END IF;
+        IF v_plain IS NOT NULL THEN
+            v_left := v_left - cardinality(v_plain);
+            -- The inserted row tells all that the host must know, so that nothing is joined but the job by its key.
+            RETURN QUERY
+            WITH gone AS (
+                DELETE FROM warp.ready r
+                 USING unnest(v_handles, v_kinds, v_lanes) WITH ORDINALITY u (handle, kind, at, n)
+                  LEFT JOIN unnest(k_job, k_stamp) k (job, stamp) ON u.kind = 4 AND k.job = u.handle
+                 WHERE u.kind IN (0, 4) AND u.n <= v_cut AND r.handle = u.handle
+                RETURNING r.*, coalesce(r.stamp, k.stamp, c_stamp[u.at]) AS new_stamp, c_digest[u.at] AS new_digest
+            ), started AS (
+                INSERT INTO warp.running AS s (handle, due, changed_at, lane, run, attempt, deaths, place, is_unique, bytes, stamp, digest, host, claimed_at, token, settled, ticket)
+                SELECT g.handle, g.due, v_now, g.lane, g.run + 1, g.attempt + 1, g.deaths, 4, g.is_unique, g.bytes, g.new_stamp, g.new_digest, p_host, v_now, nextval('warp.token'), g.settled, g.ticket
+                  FROM gone g
+                RETURNING s.handle, s.token, s.run, s.attempt, s.lane, s.stamp, s.due
+            )
+            SELECT 2::smallint, v_ord, s.handle, j.id, s.token, s.run, s.attempt, s.lane, s.stamp, false, j.created_at, s.due, j.payload, j.metadata, j.trace_parent, NULL::int
+              FROM started s JOIN warp.job j ON j.handle = s.handle;
+        END IF;
+
+        IF v_plain IS NULL OR cardinality(v_plain) < v_cut THEN
+            FOR v_at IN 1 .. v_cut LOOP
+                CONTINUE WHEN NOT v_reserved AND v_kinds[v_at] IN (0, 4);
+                IF NOT v_reserved AND v_kinds[v_at] = 3 THEN
+                    DELETE FROM warp.ready r WHERE r.handle = v_handles[v_at] RETURNING * INTO v_row;
+                    SELECT k.stamp, jsonb_build_object('to', 'failed', 'message', k.error, 'reason', 'unacceptable') INTO v_row.stamp, v_exit
+                      FROM unnest(k_job, k_stamp, k_error) k (job, stamp, error) WHERE k.job = v_row.handle;
+                    v_unacceptable := v_unacceptable + 1;
+                    PERFORM warp.leave(v_row, v_exit, NULL, v_now);
+                    CONTINUE;
+                END IF;
+                SELECT r.keys INTO v_keys FROM warp.ready r WHERE r.handle = v_handles[v_at];
+                v_position := NULL;
+                IF v_keys IS NULL THEN
+                    v_position := array_position(k_job, v_handles[v_at]);
+                    v_keys := k_keys[v_position]::bigint[];
+                END IF;
+                IF NOT v_keys <@ v_locked THEN
+                    IF (SELECT count(*) FROM (SELECT FROM warp.conc_key c WHERE c.id = ANY (v_keys) ORDER BY c.id FOR UPDATE SKIP LOCKED) c) < cardinality(v_keys) THEN
+                        v_passed := v_passed || v_handles[v_at];
+                        v_more := true;
+                        CONTINUE;
+                    END IF;
+                    v_locked := v_locked || v_keys;
+                END IF;
+                DELETE FROM warp.ready r WHERE r.handle = v_handles[v_at] RETURNING * INTO v_row;
+                v_has_started := v_row.stamp IS NOT NULL;
+                IF v_position IS NOT NULL THEN
+                    v_row.stamp := k_stamp[v_position];
+                    v_row.keys := v_keys;
+                END IF;
+                SELECT * INTO v_admitted FROM warp.admit(v_row, v_has_started, p_host, c_digest[v_lanes[v_at]], v_now);
+                CASE v_admitted.verdict
+                WHEN 1 THEN
+                    v_row := v_admitted.p_row;
+                    v_left := v_left - 1;
+                    RETURN QUERY SELECT 2::smallint, v_ord, j.handle, j.id, v_row.token, v_row.run, v_row.attempt, v_row.lane, v_row.stamp, true,
+                           j.created_at, v_row.due, CASE WHEN v_position IS NULL THEN j.payload END, j.metadata, j.trace_parent, NULL::int
+                      FROM warp.job j WHERE j.handle = v_row.handle;
+                WHEN 2 THEN
+                    v_parked := v_parked + 1;
+                    v_again := v_again + v_admitted.again::int;
+                ELSE
+                    v_skipped := v_skipped + 1;
+                END CASE;
+            END LOOP;
+        END IF;
+        v_ord := v_ord + 1;
+        IF v_seen >= 2048 THEN
+            v_more := true;
+            EXIT;
+        END IF;
+    END LOOP;
+
+    SELECT count(*) INTO v_reserved_left FROM warp.ready r WHERE r.parked_on IS NOT NULL AND r.xmin = pg_current_xact_id()::xid;
+    -- Others may be free for what this transaction made runnable and did not claim itself.
+    IF v_reserved_left > 0 THEN
+        v_announce := v_announce || array(SELECT DISTINCT r.lane FROM warp.ready r WHERE r.parked_on IS NOT NULL AND r.xmin = pg_current_xact_id()::xid);
+    END IF;
+    IF cardinality(v_announce) > 0 THEN
+        PERFORM warp.announce(v_announce);
+    END IF;
+    SELECT min(w.due) INTO v_next FROM warp.waiting w WHERE w.place = 0;
+    kind := 0;
+    job := v_next;
+    token := v_now;
+    payload := jsonb_build_object('parked', v_parked, 'again', v_again, 'skipped', v_skipped, 'unacceptable', v_unacceptable,
+                                  'more', v_more, 'reserved_left', v_reserved_left)::text;
+    RETURN NEXT;
+END $$;
+
+-- Whether a settle with this token has been written before (C1). Primary keys; the running rows by host.
+CREATE OR REPLACE FUNCTION warp.is_settled(p_job bigint, p_token bigint) RETURNS bool LANGUAGE sql AS $$
+    SELECT EXISTS (SELECT FROM warp.ended e WHERE e.handle = p_job AND e.settled = p_token)
+        OR EXISTS (SELECT FROM warp.ready r WHERE r.handle = p_job AND r.settled = p_token)
+        OR EXISTS (SELECT FROM warp.waiting w WHERE w.handle = p_job AND w.settled = p_token)
+        OR EXISTS (SELECT FROM warp.host h JOIN warp.running r ON r.host = h.id WHERE r.handle = p_job AND r.settled = p_token)
+$$;
+
+-- Makes due jobs runnable, a bounded number; how many. Index: waiting_due in its order, SKIP LOCKED.
+CREATE OR REPLACE FUNCTION warp.activate(p_now bigint) RETURNS bigint LANGUAGE sql AS $$
+    WITH due AS (
+        DELETE FROM warp.waiting w WHERE w.handle IN (
+            SELECT d.handle FROM warp.waiting d WHERE d.place = 0 AND d.due <= p_now ORDER BY d.due LIMIT 1000 FOR UPDATE SKIP LOCKED)
+        RETURNING *
+    ), told AS (
+        INSERT INTO warp.audit (job, at, event, run, runs) SELECT d.handle, p_now, 6, 0, d.run FROM due d
+    ), moved AS (
+        INSERT INTO warp.ready
+        SELECT d.handle, d.due, p_now, d.lane, d.run, d.attempt, d.deaths, 1, d.is_unique, d.bytes, d.explicit, d.stamp, d.digest, d.host,
+               d.claimed_at, d.took_us, d.token, d.settled, d.keys, d.ticket, d.parked_on, d.refusal FROM due d
+    )
+    SELECT count(*) FROM due
+$$;
+
+-- Writes a run's shared state, all or nothing: false if a comparison fails or a value is no number. Writers of one value
+-- take turns by a lock on its name, in one order; the locks end with the transaction. Index: primary key of state.
+CREATE OR REPLACE FUNCTION warp.apply_state(p_writes jsonb) RETURNS bool LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock(n.name) FROM (
+        SELECT DISTINCT warp.state_lock(w ->> 'bucket', w ->> 'key') AS name FROM jsonb_array_elements(p_writes) w ORDER BY 1) n;
+    -- What was written before the one that conflicts is undone with this block.
+    BEGIN
+        PERFORM warp.write_state(w ->> 'bucket', w ->> 'key', w -> 'change')
+           FROM jsonb_array_elements(p_writes) WITH ORDINALITY w (w, n) ORDER BY n;
+    EXCEPTION WHEN SQLSTATE 'WH004' THEN
+        RETURN false;
+    END;
+    RETURN true;
+END $$;
+
+-- The name of the lock of a value.
+CREATE OR REPLACE FUNCTION warp.state_lock(p_bucket text, p_key text) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
+    SELECT hashtextextended(format('warp.state:%s:%s:%s', length(p_bucket), p_bucket, p_key), 0)
+$$;
+
+-- One change of one value, whose lock is held; the value that is there now. A change is {"put": text or null},
+-- {"expected": …, "value": …} or {"add": decimal text}. Raises WH004 where it cannot be made: in its detail the value that
+-- is there, in its message `conflict` or `not a number`.
+CREATE OR REPLACE FUNCTION warp.write_state(p_bucket text, p_key text, p_change jsonb) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+    v_is text;
+    v_new text;
+BEGIN
+    SELECT s.value INTO v_is FROM warp.state s WHERE s.bucket = p_bucket AND s.key = p_key;
+    IF p_change ? 'put' THEN
+        v_new := p_change ->> 'put';
+    ELSIF p_change ? 'add' THEN
+        v_new := coalesce(v_is, '0');
+        IF v_new !~ '^[+-]?[0-9]+$' OR length(v_new) > 60
+           OR v_new::numeric NOT BETWEEN -170141183460469231731687303715884105728 AND 170141183460469231731687303715884105727
+           OR v_new::numeric + (p_change ->> 'add')::numeric
+              NOT BETWEEN -170141183460469231731687303715884105728 AND 170141183460469231731687303715884105727 THEN
+            RAISE EXCEPTION 'not a number' USING ERRCODE = 'WH004', DETAIL = v_new;
+        END IF;
+        v_new := (v_new::numeric + (p_change ->> 'add')::numeric)::text;
+    ELSE
+        IF v_is IS DISTINCT FROM p_change ->> 'expected' THEN
+            RAISE EXCEPTION 'conflict' USING ERRCODE = 'WH004', DETAIL = coalesce('=' || v_is, '');
+        END IF;
+        v_new := p_change ->> 'value';
+    END IF;
+    IF v_new IS NULL THEN
+        DELETE FROM warp.state s WHERE s.bucket = p_bucket AND s.key = p_key;
+    ELSE
+        INSERT INTO warp.state (bucket, key, value) VALUES (p_bucket, p_key, v_new)
+        ON CONFLICT (bucket, key) DO UPDATE SET value = excluded.value;
+    END IF;
+    RETURN v_new;
+END $$;
+
+-- Lines and reports besides the log: progress, what caps kept out.
+CREATE OR REPLACE FUNCTION warp.keep_output(p_job bigint, p_output jsonb) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO warp.progress (job, name, percent)
+    SELECT p_job, p ->> 0, (p ->> 1)::real FROM jsonb_array_elements(p_output -> 'progress') WITH ORDINALITY p (p, n) ORDER BY n
+    ON CONFLICT (job, name) DO UPDATE SET percent = excluded.percent;
+    IF p_output ? 'dropped' THEN
+        INSERT INTO warp.outcome (job, dropped_lines, dropped_bytes)
+        VALUES (p_job, (p_output -> 'dropped' ->> 0)::bigint, (p_output -> 'dropped' ->> 1)::bigint)
+        ON CONFLICT (job) DO UPDATE SET dropped_lines = outcome.dropped_lines + excluded.dropped_lines,
+                                        dropped_bytes = outcome.dropped_bytes + excluded.dropped_bytes;
+    END IF;
+END $$;

@@ -1,0 +1,3 @@
+//! The servers do what tests of the product rely on.
+
+mod cluster;

@@ -8,3 +8,14 @@
 //!   store works through a transaction-mode pooler.
 //!
 //! What it deliberately does not do: render keys or read payloads in SQL.
+
+#![allow(dead_code, reason = "the statements that use the connection layer come next")]
+
+mod call;
+mod connect;
+mod error;
+mod pooler;
+mod settings;
+
+pub use crate::pooler::Pooling;
+pub use crate::settings::{ConnectSettings, StatementMode};

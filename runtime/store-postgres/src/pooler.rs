@@ -1,0 +1,176 @@
+//! Whether a connection is a session: tested, not guessed.
+//!
+//! Two clients at once: A reads its backend's process id, B opens a transaction and reads its own, A reads again. When
+//! both have the same backend, when A's changes, when B may not open a transaction or when A gets no answer while B
+//! holds one, a pooler hands out backends by the transaction or by the statement. The usual test, taking and releasing a
+//! lock in two round trips, passes on an idle pooler, because it gives back the backend used last.
+//!
+//! What it deliberately does not do: look at host names and ports.
+
+use std::fmt;
+use std::time::Duration;
+
+use sqlx::Row as _;
+use sqlx::postgres::PgConnection;
+use warp_store::StoreErrorKind;
+
+use crate::connect::{self, Connector};
+use crate::error::{Fault, Phase};
+
+/// How long an answer may take.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// A busy pooler may by chance give A the same backend twice; so often in a row it does not.
+const ROUNDS: u32 = 4;
+
+/// How long a backend belongs to a client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Pooling {
+    /// As long as it stays connected: a direct connection, or a pooler in session mode.
+    Session,
+    /// For a transaction.
+    Transaction,
+    /// For a statement.
+    Statement,
+}
+
+impl fmt::Display for Pooling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Pooling::Session => "session",
+            Pooling::Transaction => "transaction",
+            Pooling::Statement => "statement",
+        })
+    }
+}
+
+/// What the test found.
+pub(crate) struct Probed {
+    pub(crate) pooling: Pooling,
+    /// What was seen, for people.
+    pub(crate) evidence: String,
+    /// The second client got no backend at all while the first kept its own.
+    pub(crate) starved: bool,
+    /// The connections of the test that can still be used.
+    pub(crate) connections: Vec<PgConnection>,
+}
+
+impl Probed {
+    /// Refuses a session pooler that has no second backend for this host: its statements would wait for each other
+    /// until they time out.
+    pub(crate) fn refuse_starved(&self, connector: &Connector, pool: u32) -> Result<(), Fault> {
+        if !self.starved {
+            return Ok(());
+        }
+        Err(Fault::said(
+            StoreErrorKind::Unavailable,
+            format!(
+                "{}: {}. A host needs its pool + 3 = {} connections at once: raise the pooler's default_pool_size, close other clients, or connect to the server directly",
+                connector.name(),
+                self.evidence,
+                pool.saturating_add(3),
+            ),
+        ))
+    }
+}
+
+/// Runs the test with two new connections, within five seconds once they are made. Dropped, it leaves nothing behind:
+/// the server rolls back what a client that has gone had open.
+pub(crate) async fn probe(connector: &Connector, suffix: &str) -> Result<Probed, Fault> {
+    let mut a = connector.connect(suffix).await?;
+    let mut b = match connector.connect(suffix).await {
+        Ok(b) => b,
+        Err(fault) => {
+            connect::close(a).await;
+            return Err(fault);
+        }
+    };
+    let found = |pooling, evidence: String| Probed { pooling, evidence, starved: false, connections: Vec::new() };
+    let mut backends = (0, 0);
+    for round in 0..ROUNDS {
+        let first = match backend(&mut a).await {
+            Answer::Said(pid) => pid,
+            Answer::Failed(error) => return Err(Fault::from_driver(&error, Phase::Connecting, connector.name())),
+            Answer::Silence if round > 0 => return Ok(found(Pooling::Transaction, silence("a first client that had a backend before"))),
+            Answer::Silence => {
+                return Err(Fault::said(StoreErrorKind::Unavailable, format!("{}: {}", connector.name(), silence("the first statement"))));
+            }
+        };
+        match bounded(sqlx::raw_sql("BEGIN").execute(&mut b)).await {
+            Answer::Said(_) => {}
+            Answer::Failed(error) => {
+                let said = error.as_database_error().map_or_else(|| error.to_string(), |said| said.message().to_owned());
+                return Ok(found(Pooling::Statement, format!("BEGIN was refused ({said})")));
+            }
+            Answer::Silence => {
+                // B waits for a backend. Where A's is its own, A is answered nevertheless.
+                return Ok(match backend(&mut a).await {
+                    Answer::Said(again) if again == first => Probed {
+                        starved: true,
+                        ..found(
+                            Pooling::Session,
+                            format!("a first client keeps backend {first}, and a second one gets none in {PATIENCE:?}"),
+                        )
+                    },
+                    Answer::Said(again) => found(Pooling::Transaction, moved(first, again)),
+                    Answer::Silence | Answer::Failed(_) => found(Pooling::Transaction, silence("two clients at once")),
+                });
+            }
+        }
+        let other = match backend(&mut b).await {
+            Answer::Said(pid) => pid,
+            Answer::Failed(error) => {
+                return Ok(found(Pooling::Statement, format!("a transaction was open and its second statement was refused ({error})")));
+            }
+            Answer::Silence => return Ok(found(Pooling::Statement, silence("the second statement of an open transaction"))),
+        };
+        if other == first {
+            return Ok(found(Pooling::Transaction, format!("two clients were given the same backend {first}")));
+        }
+        match backend(&mut a).await {
+            Answer::Said(again) if again == first => {}
+            Answer::Said(again) => return Ok(found(Pooling::Transaction, moved(first, again))),
+            Answer::Failed(error) => return Err(Fault::from_driver(&error, Phase::Connecting, connector.name())),
+            Answer::Silence => {
+                return Ok(found(Pooling::Transaction, silence("a first client while a second one had a transaction open")));
+            }
+        }
+        match bounded(sqlx::raw_sql("ROLLBACK").execute(&mut b)).await {
+            Answer::Said(_) => {}
+            Answer::Failed(error) => return Err(Fault::from_driver(&error, Phase::Connecting, connector.name())),
+            Answer::Silence => {
+                return Err(Fault::said(StoreErrorKind::Unavailable, format!("{}: {}", connector.name(), silence("ROLLBACK"))));
+            }
+        }
+        backends = (first, other);
+    }
+    let evidence = format!("two clients at once kept their backends {} and {}, {ROUNDS} times in a row", backends.0, backends.1);
+    Ok(Probed { pooling: Pooling::Session, evidence, starved: false, connections: vec![a, b] })
+}
+
+enum Answer<T> {
+    Said(T),
+    Failed(sqlx::Error),
+    Silence,
+}
+
+async fn bounded<T>(asked: impl Future<Output = Result<T, sqlx::Error>>) -> Answer<T> {
+    match tokio::time::timeout(PATIENCE, asked).await {
+        Ok(Ok(answer)) => Answer::Said(answer),
+        Ok(Err(error)) => Answer::Failed(error),
+        Err(_) => Answer::Silence,
+    }
+}
+
+/// The backend that answers now. No lock, no index; a constant of the process.
+async fn backend(conn: &mut PgConnection) -> Answer<i32> {
+    bounded(async { sqlx::raw_sql("SELECT pg_backend_pid()").fetch_one(conn).await?.try_get(0) }).await
+}
+
+fn silence(of: &str) -> String {
+    format!("{of} got no answer in {PATIENCE:?}")
+}
+
+fn moved(from: i32, to: i32) -> String {
+    format!("one client was given backend {from} and then {to}")
+}

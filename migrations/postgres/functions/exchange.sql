@@ -367,7 +367,7 @@ BEGIN
     job := v_next;
     token := v_now;
     payload := jsonb_build_object('parked', v_parked, 'again', v_again, 'skipped', v_skipped, 'unacceptable', v_unacceptable,
-                                  'more', v_more, 'reserved_left', v_reserved_left)::text;
+                                  'more', v_more, 'reserved', v_reserved_left)::text;
     RETURN NEXT;
 END $$;
 

@@ -15,7 +15,7 @@ use warp_domain::policy::{Declared, Stamp};
 use warp_domain::{Digest, KeyId};
 use warp_store::{StoreErrorKind, codec};
 
-use crate::call::{Db, Sql, Texts, get};
+use crate::call::{Db, Sql, get};
 use crate::error::Fault;
 
 /// Keys that are remembered.

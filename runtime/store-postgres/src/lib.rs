@@ -12,10 +12,15 @@
 #![allow(dead_code, reason = "the statements that use the connection layer come next")]
 
 mod call;
+mod clock;
 mod connect;
 mod error;
+mod exchange;
+mod intern;
 mod pooler;
+mod rows;
 mod settings;
 
+pub use crate::clock::Clock;
 pub use crate::pooler::Pooling;
 pub use crate::settings::{ConnectSettings, StatementMode};

@@ -192,7 +192,7 @@ async fn settle_one(
     now: UnixMillis,
 ) -> Result<SettleVerdict, Fault> {
     row.settled = Some(settle.token.0);
-    if let Err(reason) = check(settle) {
+    if let Err(reason) = codec::check_settle(settle) {
         end(work, ledger, row, Exit::Ended(&failed_as_poison(&reason)), Some(settle.took), now).await?;
         return Ok(SettleVerdict::Poison);
     }
@@ -233,18 +233,6 @@ pub(crate) async fn forget_cancellation(work: &mut Work, job: i64) -> Result<(),
     work.frame().await?;
     sqlx::query("DELETE FROM cancel_request WHERE job = ?").bind(job).execute(&mut work.conn).await?;
     Ok(())
-}
-
-/// What can never be stored is found before anything is written.
-fn check(settle: &Settle) -> Result<(), String> {
-    let Ending::Completed { result } = &settle.ending else { return Ok(()) };
-    if result.as_deref().is_some_and(|result| result.contains('\0')) {
-        return Err("the result contains a NUL character".to_owned());
-    }
-    for child in &settle.children {
-        codec::check_new_job(child).map_err(|reason| format!("a job that it enqueued was refused: {reason}"))?;
-    }
-    settle.state.iter().try_for_each(shared_state::check)
 }
 
 /// The values that the settle's state writes come to, or `None` if one conflicts.

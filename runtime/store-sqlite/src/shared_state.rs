@@ -2,25 +2,10 @@
 
 use sqlx::{Row as _, SqliteConnection};
 use warp_domain::{ClaimToken, HostId, JobHandle};
-use warp_store::{StateChange, StateVerdict, StateWrite, StoreErrorKind};
+use warp_store::{StateChange, StateVerdict, StateWrite, StoreErrorKind, codec};
 
 use crate::error::Fault;
 use crate::work::Work;
-
-/// What can never be stored.
-pub(crate) fn check(write: &StateWrite) -> Result<(), String> {
-    let StateWrite { bucket, key, change } = write;
-    let texts = match change {
-        StateChange::Put(value) => [value.as_deref(), None],
-        StateChange::CompareAndSet { expected, value } => [value.as_deref(), expected.as_deref()],
-        StateChange::Add(_) => [None, None],
-    };
-    let nul = |text: &str| text.contains('\0');
-    if nul(bucket) || nul(key) || texts.into_iter().flatten().any(nul) {
-        return Err(format!("the state write to {key:?} in bucket {bucket:?} contains a NUL character"));
-    }
-    Ok(())
-}
 
 /// What a change makes of the value that is there. `Written` carries the value to be stored.
 pub(crate) fn apply(current: Option<String>, change: &StateChange) -> StateVerdict {
@@ -81,7 +66,7 @@ pub(crate) async fn write_now(
     token: ClaimToken,
     write: StateWrite,
 ) -> Result<StateVerdict, Fault> {
-    check(&write).map_err(|reason| Fault::Said(StoreErrorKind::Invalid, reason))?;
+    codec::check_state_write(&write).map_err(|reason| Fault::Said(StoreErrorKind::Invalid, reason))?;
     if run_of(work, host, handle, token).await?.is_none() {
         return Ok(StateVerdict::Late);
     }

@@ -13,7 +13,8 @@ use warp_domain::policy::{
     Concurrency, ConcurrencyKind, Declared, Mode, OnRetry, Order, Retry, Source, Stamp, Stamped, Timeout, TimeoutMode,
 };
 
-use crate::store::{MAX_NAME_BYTES, MAX_PAYLOAD_BYTES, MAX_PAYLOAD_DEPTH, NewJob};
+use crate::store::{MAX_NAME_BYTES, MAX_PAYLOAD_BYTES, MAX_PAYLOAD_DEPTH, NewJob, Settle, StateChange, StateWrite};
+use warp_domain::ending::Ending;
 
 /// A parsed payload.
 pub struct JsonPayload(Value);
@@ -147,6 +148,39 @@ pub fn check_new_job(job: &NewJob) -> Result<(), String> {
         for key in &concurrency.keys {
             key.render(&payload).map_err(|error| error.to_string())?;
         }
+    }
+    Ok(())
+}
+
+/// Checks everything about a run's end that needs no database; what it refuses can never be stored.
+///
+/// # Errors
+/// A sentence that says what is wrong; the job is Failed with it ([`crate::SettleVerdict::Poison`]).
+pub fn check_settle(settle: &Settle) -> Result<(), String> {
+    let Ending::Completed { result } = &settle.ending else { return Ok(()) };
+    if result.as_deref().is_some_and(|result| result.contains('\0')) {
+        return Err("the result contains a NUL character".to_owned());
+    }
+    for child in &settle.children {
+        check_new_job(child).map_err(|reason| format!("a job that it enqueued was refused: {reason}"))?;
+    }
+    settle.state.iter().try_for_each(check_state_write)
+}
+
+/// Checks a write to shared state.
+///
+/// # Errors
+/// A sentence that says what is wrong.
+pub fn check_state_write(write: &StateWrite) -> Result<(), String> {
+    let StateWrite { bucket, key, change } = write;
+    let texts = match change {
+        StateChange::Put(value) => [value.as_deref(), None],
+        StateChange::CompareAndSet { expected, value } => [value.as_deref(), expected.as_deref()],
+        StateChange::Add(_) => [None, None],
+    };
+    let nul = |text: &str| text.contains('\0');
+    if nul(bucket) || nul(key) || texts.into_iter().flatten().any(nul) {
+        return Err(format!("the state write to {key:?} in bucket {bucket:?} contains a NUL character"));
     }
     Ok(())
 }

@@ -1,0 +1,621 @@
+//! A host's round trip: ends of runs and new work, in one statement (slots.md C2, B2, B3).
+//!
+//! `warp.exchange` does it all in one transaction. Where candidates have no stamp yet and need a key (or declared
+//! something themselves), it stops at them and returns their payloads; the policy is resolved and the keys are rendered
+//! here, and a second call brings them. Between the two nothing is locked and nothing has changed: what somebody else
+//! has claimed meanwhile is simply not there any more.
+//!
+//! What must stay true:
+//! - ends are written by the first call, so that a freed slot is claimed in the transaction that freed it;
+//! - an end that can never be stored fails its own job and no other ([`SettleVerdict::Poison`]);
+//! - dropped anywhere, this leaves whole statements: what an unheard answer claimed is found by the next renewal.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+use sqlx::postgres::PgRow;
+use warp_domain::ending::{Ending, FailedReason};
+use warp_domain::policy::{Declared, Stamp};
+use warp_domain::resolve::resolve;
+use warp_domain::{ClaimToken, HostId, JobHandle, JobId, UnixMillis};
+use warp_store::codec::{self, JsonPayload};
+use warp_store::{
+    ClaimParams, Claimed, ExchangeParams, Exchanged, Lane, RunOutput, Settle, SettleVerdict, StateChange, StateWrite, StoreErrorKind,
+};
+
+use crate::call::{Db, Sql, get, get_id};
+use crate::clock::Clock;
+use crate::error::Fault;
+use crate::intern::Interned;
+use crate::rows::{read_metadata, without_nul, write_metadata};
+
+/// Calls that one exchange makes for candidates that need keys; then it answers `more` and is called again.
+const MOST_CALLS: usize = 8;
+
+/// What an exchange runs with.
+#[derive(Clone, Copy)]
+pub(crate) struct Exchange<'a> {
+    pub(crate) db: &'a Db,
+    pub(crate) interned: &'a Interned,
+    pub(crate) clock: Clock,
+}
+
+impl Exchange<'_> {
+    /// Ends runs and claims.
+    pub(crate) async fn run(self, params: ExchangeParams) -> Result<Exchanged, Fault> {
+        match self.at_once(&params).await {
+            // Nearly always everything can be stored. Where an end cannot, nothing has happened, and the ends are
+            // written apart from the claim, and from each other where they must be.
+            Err(fault) if !params.settles.is_empty() && cannot_be_stored(&fault) => {
+                tracing::warn!(error = fault.text(), ends = params.settles.len(), "a batch of ends was refused; writing it in parts");
+                let settled = self.in_parts(&params).await?;
+                let claim = ExchangeParams { settles: Arc::new([]), ..params };
+                Ok(Exchanged { settled, ..self.at_once(&claim).await? })
+            }
+            answer => answer,
+        }
+    }
+
+    async fn at_once(self, params: &ExchangeParams) -> Result<Exchanged, Fault> {
+        let ExchangeParams { host, now, settles, claim } = params;
+        let lanes = match claim {
+            Some(claim) => Lanes::of(self, claim).await?,
+            None => Lanes::default(),
+        };
+        let mut ends = Ends::of(self, settles).await?;
+        let mut exchanged = Exchanged { settled: ends.verdicts.clone(), ..Exchanged::default() };
+        let mut prepared = Prepared::default();
+        let mut unusable = Vec::new();
+        for calls in 1.. {
+            let left = lanes.max.saturating_sub(exchanged.claimed.len());
+            let rows = self.call(*host, *now, &ends, &lanes, left, &prepared).await?;
+            ends = Ends::default();
+            let answer = Answer::read(&rows)?;
+            exchanged.count(&answer.summary);
+            exchanged.next_due = answer.next_due.map(|due| self.clock.to_caller(due, answer.now, *now));
+            for (ord, verdict) in answer.verdicts {
+                if let Some(settled) = exchanged.settled.get_mut(ord) {
+                    *settled = verdict;
+                }
+            }
+            let stamps = answer.claimed.iter().map(|run| run.stamp).collect();
+            let stamps = self.interned.stamps(self.db, &stamps).await?;
+            for run in answer.claimed {
+                let stamp = stamps.get(&run.stamp).cloned().unwrap_or_else(|| Err("its stamp is missing".to_owned()));
+                match stamp {
+                    Ok(stamp) => exchanged.claimed.push(run.claimed(&lanes, &mut prepared, stamp, UnixMillis(answer.now))?),
+                    Err(reason) => unusable.push(unacceptable(run.handle, run.token, &reason)),
+                }
+            }
+            if answer.peeked.is_empty() {
+                break;
+            }
+            if exchanged.claimed.len() >= lanes.max || calls >= MOST_CALLS {
+                exchanged.more = true;
+                break;
+            }
+            prepared = Prepared::of(self, &lanes, answer.peeked).await?;
+        }
+        if !unusable.is_empty() {
+            exchanged.unacceptable += u32::try_from(unusable.len()).unwrap_or(u32::MAX);
+            let ends = Ends::of(self, &unusable).await?;
+            self.call(*host, *now, &ends, &Lanes::default(), 0, &Prepared::default()).await?;
+        }
+        Ok(exchanged)
+    }
+
+    /// Writes ends in ever smaller batches until those that cannot be stored stand alone.
+    async fn in_parts(self, params: &ExchangeParams) -> Result<Vec<SettleVerdict>, Fault> {
+        let mut verdicts = Vec::with_capacity(params.settles.len());
+        // A stack of parts still to do, the next one last.
+        let mut parts: Vec<&[Settle]> = vec![&params.settles];
+        while let Some(part) = parts.pop() {
+            match (self.ends_only(params, part).await, part) {
+                (Ok(written), _) => verdicts.extend(written),
+                (Err(fault), [one]) if cannot_be_stored(&fault) => {
+                    let bare = Settle { took: one.took, ..unacceptable(one.handle, one.token, &poison(fault.text())) };
+                    let verdict = self.ends_only(params, std::slice::from_ref(&bare)).await?;
+                    verdicts.push(match verdict.first() {
+                        Some(SettleVerdict::Settled) => SettleVerdict::Poison,
+                        Some(other) => *other,
+                        None => SettleVerdict::Late,
+                    });
+                }
+                (Err(fault), _) if cannot_be_stored(&fault) => {
+                    let (first, second) = part.split_at(part.len() / 2);
+                    parts.push(second);
+                    parts.push(first);
+                }
+                (Err(fault), _) => return Err(fault),
+            }
+        }
+        Ok(verdicts)
+    }
+
+    async fn ends_only(self, params: &ExchangeParams, settles: &[Settle]) -> Result<Vec<SettleVerdict>, Fault> {
+        let params = ExchangeParams { host: params.host, now: params.now, settles: settles.into(), claim: None };
+        Ok(Box::pin(self.at_once(&params)).await?.settled)
+    }
+
+    /// The one statement. What it locks and which indexes it relies on stands with the function.
+    async fn call(
+        self,
+        host: HostId,
+        now: UnixMillis,
+        ends: &Ends,
+        lanes: &Lanes,
+        left: usize,
+        prepared: &Prepared,
+    ) -> Result<Vec<PgRow>, Fault> {
+        let host = i32::try_from(host.0).map_err(|_| Fault::said(StoreErrorKind::HostLost, format!("{} is no host", host.0)))?;
+        let Ends { ords, jobs, tokens, took, results, others, lines, children, verdicts: _ } = ends;
+        let sql = Sql::new(
+            "SELECT * FROM warp.exchange($1, $2, $3, $4, $5, $6, $7, $8::jsonb, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, \
+             $21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31)",
+        )
+        .arg(host)
+        .arg(self.clock.tell(now))
+        .arg(ords.clone())
+        .arg(jobs.clone())
+        .arg(tokens.clone())
+        .arg(took.clone())
+        .arg(results.clone())
+        .arg((!others.is_empty()).then(|| Value::Array(others.clone()).to_string()))
+        .arg(lines.ords.clone())
+        .arg(lines.jobs.clone())
+        .arg(lines.at.clone())
+        .arg(lines.streams.clone())
+        .arg(lines.texts.clone())
+        .arg(children.ords.clone())
+        .arg(children.ids.clone())
+        .arg(children.lanes.clone())
+        .arg(children.payloads.clone())
+        .arg(children.metadata.clone())
+        .arg(children.trace_parents.clone())
+        .arg(children.dues.clone())
+        .arg(children.explicits.clone())
+        .arg(children.unique_keys.clone())
+        .arg(lanes.ids.clone())
+        .arg(lanes.stamps.clone())
+        .arg(lanes.keyed.clone())
+        .arg(lanes.digests.clone())
+        .arg(i32::try_from(left).unwrap_or(i32::MAX))
+        .arg(prepared.jobs.clone())
+        .arg(prepared.stamps.clone())
+        .arg(prepared.keys.clone())
+        .arg(prepared.errors.clone());
+        self.db.rows(sql).await
+    }
+}
+
+fn cannot_be_stored(fault: &Fault) -> bool {
+    matches!(fault.kind(), StoreErrorKind::Invalid | StoreErrorKind::Internal)
+}
+
+fn poison(reason: &str) -> String {
+    format!("the end of the run cannot be stored: {reason}")
+}
+
+/// The end of a run that cannot be honoured.
+fn unacceptable(handle: JobHandle, token: ClaimToken, reason: &str) -> Settle {
+    let ending = || Ending::Failed { message: reason.to_owned(), reason: FailedReason::Unacceptable };
+    Settle {
+        handle,
+        token,
+        ending: ending(),
+        on_conflict: ending(),
+        output: RunOutput::default(),
+        children: Vec::new(),
+        state: Vec::new(),
+        took: std::time::Duration::ZERO,
+    }
+}
+
+// ------------------------------------------------------------------------------------------------ ends
+
+/// Ends as the function takes them.
+#[derive(Default)]
+struct Ends {
+    /// Completed, with nothing but a result and lines.
+    ords: Vec<i32>,
+    jobs: Vec<i64>,
+    tokens: Vec<i64>,
+    took: Vec<i64>,
+    results: Vec<Option<String>>,
+    /// All others.
+    others: Vec<Value>,
+    lines: Lines,
+    children: Children,
+    /// What each comes to unless the function says otherwise.
+    verdicts: Vec<SettleVerdict>,
+}
+
+#[derive(Default)]
+struct Lines {
+    ords: Vec<i32>,
+    jobs: Vec<i64>,
+    at: Vec<i64>,
+    streams: Vec<String>,
+    texts: Vec<String>,
+}
+
+#[derive(Default)]
+struct Children {
+    ords: Vec<i32>,
+    ids: Vec<u128>,
+    lanes: Vec<i32>,
+    payloads: Vec<String>,
+    metadata: Vec<Option<String>>,
+    trace_parents: Vec<Option<String>>,
+    dues: Vec<Option<i64>>,
+    explicits: Vec<Option<i32>>,
+    unique_keys: Vec<Option<String>>,
+}
+
+impl Ends {
+    async fn of(exchange: Exchange<'_>, settles: &[Settle]) -> Result<Self, Fault> {
+        let mut ends = Ends::default();
+        for (ord, settle) in settles.iter().enumerate() {
+            let ord = i32::try_from(ord).unwrap_or(i32::MAX);
+            match codec::check_settle(settle) {
+                Ok(()) => {
+                    ends.push(ord, settle);
+                    ends.push_children(exchange, ord, settle).await?;
+                    ends.verdicts.push(SettleVerdict::Settled);
+                }
+                Err(reason) => {
+                    ends.push(ord, &Settle { took: settle.took, ..unacceptable(settle.handle, settle.token, &poison(&reason)) });
+                    ends.verdicts.push(SettleVerdict::Poison);
+                }
+            }
+        }
+        Ok(ends)
+    }
+
+    fn push(&mut self, ord: i32, settle: &Settle) {
+        let Settle { handle, token, ending, on_conflict, output, children, state, took } = settle;
+        let took = micros(*took);
+        for line in &output.lines {
+            self.lines.ords.push(ord);
+            self.lines.jobs.push(handle.0);
+            self.lines.at.push(line.at.0);
+            self.lines.streams.push(line.stream.to_owned());
+            self.lines.texts.push(without_nul(&line.text));
+        }
+        let says_more = !output.progress.is_empty() || output.dropped_lines > 0 || output.dropped_bytes > 0;
+        if let Ending::Completed { result } = ending
+            && children.is_empty()
+            && state.is_empty()
+            && !says_more
+        {
+            self.ords.push(ord);
+            self.jobs.push(handle.0);
+            self.tokens.push(token.0);
+            self.took.push(took);
+            self.results.push(result.clone());
+            return;
+        }
+        let mut other = json!({"ord": ord, "job": handle.0, "token": token.0, "took": took, "exit": exit(ending)});
+        if !state.is_empty() {
+            other["state"] = state.iter().map(write).collect();
+            other["on_conflict"] = exit(on_conflict);
+        }
+        if says_more {
+            other["progress"] = progress(output);
+            other["dropped"] = json!([output.dropped_lines, output.dropped_bytes]);
+        }
+        self.others.push(other);
+    }
+
+    async fn push_children(&mut self, exchange: Exchange<'_>, ord: i32, settle: &Settle) -> Result<(), Fault> {
+        if settle.children.is_empty() || !matches!(settle.ending, Ending::Completed { .. }) {
+            return Ok(());
+        }
+        let names: Vec<_> = settle.children.iter().map(|child| (child.contract.clone(), child.queue.clone())).collect();
+        let explicits: Vec<_> = settle.children.iter().map(|child| &child.explicit).collect();
+        self.children.lanes.extend(exchange.interned.lanes(exchange.db, &names).await?);
+        self.children.explicits.extend(exchange.interned.declared_ids(exchange.db, &explicits).await?);
+        for child in &settle.children {
+            self.children.ords.push(ord);
+            self.children.ids.push(child.id.0);
+            self.children.payloads.push(child.payload.clone());
+            self.children.metadata.push(write_metadata(&child.metadata));
+            self.children.trace_parents.push(child.trace_parent.clone());
+            self.children.dues.push(child.due.map(|due| due.0));
+            self.children.unique_keys.push(child.unique_key.clone());
+        }
+        Ok(())
+    }
+}
+
+fn micros(span: std::time::Duration) -> i64 {
+    i64::try_from(span.as_micros()).unwrap_or(i64::MAX)
+}
+
+/// What `warp.leave` takes.
+pub(crate) fn exit(ending: &Ending) -> Value {
+    match ending {
+        Ending::Completed { result } => json!({"to": "completed", "result": result}),
+        Ending::Failed { message, reason } => json!({"to": "failed", "message": without_nul(message), "reason": reason.name()}),
+        Ending::Retry { message, at } => json!({"to": "retry", "message": without_nul(message), "at": at.0}),
+        Ending::Snooze { at } => json!({"to": "snooze", "at": at.0}),
+        Ending::HandBack { message } => json!({"to": "hand-back", "message": without_nul(message)}),
+        Ending::Deleted { message } => json!({"to": "deleted", "message": without_nul(message)}),
+    }
+}
+
+/// What `warp.apply_state` takes.
+fn write(write: &StateWrite) -> Value {
+    json!({"bucket": write.bucket, "key": write.key, "change": change(&write.change)})
+}
+
+/// What `warp.write_state` takes.
+pub(crate) fn change(change: &StateChange) -> Value {
+    match change {
+        StateChange::Put(value) => json!({"put": value}),
+        StateChange::CompareAndSet { expected, value } => json!({"expected": expected, "value": value}),
+        StateChange::Add(by) => json!({"add": by.to_string()}),
+    }
+}
+
+/// What `warp.keep_output` takes as `progress`. A number that is none says nothing about progress.
+pub(crate) fn progress(output: &RunOutput) -> Value {
+    let finite = output.progress.iter().filter(|(_, percent)| percent.is_finite());
+    finite.map(|(name, percent)| json!([without_nul(name), percent])).collect()
+}
+
+// ------------------------------------------------------------------------------------------------ lanes
+
+/// What a host can run, as the function takes it.
+#[derive(Default)]
+struct Lanes {
+    max: usize,
+    lanes: Arc<[Lane]>,
+    ids: Vec<i32>,
+    /// The stamp of jobs that declared nothing themselves, and whether it has a key.
+    stamps: Vec<i32>,
+    keyed: Vec<bool>,
+    digests: Vec<i32>,
+    places: HashMap<i32, usize>,
+}
+
+impl Lanes {
+    async fn of(exchange: Exchange<'_>, claim: &ClaimParams) -> Result<Self, Fault> {
+        let Exchange { db, interned, clock: _ } = exchange;
+        let names: Vec<_> = claim.lanes.iter().map(|lane| (lane.declarations.contract.clone(), lane.queue.clone())).collect();
+        let digests: Vec<_> = claim.lanes.iter().map(|lane| lane.declarations.digest).collect();
+        let plain: Vec<_> = claim.lanes.iter().map(|lane| Arc::new(resolve(&Declared::default(), &lane.declarations))).collect();
+        let ids = interned.lanes(db, &names).await?;
+        Ok(Lanes {
+            max: claim.max as usize,
+            lanes: Arc::clone(&claim.lanes),
+            places: ids.iter().enumerate().map(|(place, id)| (*id, place)).collect(),
+            ids,
+            keyed: plain.iter().map(|stamp| stamp.concurrency.is_some()).collect(),
+            stamps: interned.stamp_ids(db, &plain).await?,
+            digests: interned.digests(db, &digests).await?,
+        })
+    }
+
+    fn lane(&self, id: i32) -> Result<&Lane, Fault> {
+        let unknown = || Fault::said(StoreErrorKind::Internal, format!("a claim answered with lane {id}, which was not asked for"));
+        self.places.get(&id).and_then(|place| self.lanes.get(*place)).ok_or_else(unknown)
+    }
+}
+
+// ------------------------------------------------------------------------------------------------ candidates that need keys
+
+/// Stamps and keys for candidates, as the function takes them, and their payloads, which it does not send again.
+#[derive(Default)]
+struct Prepared {
+    jobs: Vec<i64>,
+    stamps: Vec<Option<i32>>,
+    keys: Vec<Option<String>>,
+    errors: Vec<Option<String>>,
+    payloads: HashMap<i64, String>,
+}
+
+impl Prepared {
+    /// Resolves and renders. A policy that cannot be applied fails its own job.
+    async fn of(exchange: Exchange<'_>, lanes: &Lanes, peeked: Vec<Peeked>) -> Result<Self, Fault> {
+        let Exchange { db, interned, clock: _ } = exchange;
+        let declared = interned.declared(db, &peeked.iter().filter_map(|job| job.explicit).collect()).await?;
+        let mut resolved: Vec<Result<(Arc<Stamp>, Option<Vec<String>>), (Option<Arc<Stamp>>, String)>> = Vec::with_capacity(peeked.len());
+        let mut plain: HashMap<i32, Arc<Stamp>> = HashMap::new();
+        for job in &peeked {
+            let declarations = &lanes.lane(job.lane)?.declarations;
+            let stamp = match job.explicit.map(|id| declared.get(&id).cloned().unwrap_or_else(|| Err("its policy is missing".to_owned()))) {
+                None => Ok(Arc::clone(plain.entry(job.lane).or_insert_with(|| Arc::new(resolve(&Declared::default(), declarations))))),
+                Some(Ok(declared)) => Ok(Arc::new(resolve(&declared, declarations))),
+                Some(Err(reason)) => Err((None, reason)),
+            };
+            resolved.push(stamp.and_then(|stamp| match render(&stamp, &job.payload) {
+                Ok(keys) => Ok((stamp, keys)),
+                Err(reason) => Err((Some(stamp), reason)),
+            }));
+        }
+        let texts: BTreeSet<String> = resolved.iter().flatten().filter_map(|(_, keys)| keys.as_ref()).flatten().cloned().collect();
+        let key_ids = interned.keys(db, &texts).await?;
+        let stamps: Vec<_> = resolved
+            .iter()
+            .map(|outcome| match outcome {
+                Ok((stamp, _)) => Some(Arc::clone(stamp)),
+                Err((stamp, _)) => stamp.clone(),
+            })
+            .collect();
+        let known: Vec<_> = stamps.iter().flatten().cloned().collect();
+        let mut ids = interned.stamp_ids(db, &known).await?.into_iter();
+        let mut prepared = Prepared::default();
+        for ((job, outcome), stamp) in peeked.into_iter().zip(resolved).zip(stamps) {
+            prepared.jobs.push(job.handle);
+            prepared.stamps.push(stamp.and_then(|_| ids.next()));
+            let (keys, error) = match outcome {
+                Ok((_, keys)) => (keys, None),
+                Err((_, reason)) => (None, Some(without_nul(&reason))),
+            };
+            prepared.errors.push(error);
+            // In the one global order of keys, each once (C4).
+            prepared.keys.push(keys.map(|keys| {
+                let ids: BTreeSet<i64> = keys.iter().filter_map(|key| key_ids.get(key)).map(|id| id.0).collect();
+                let ids: Vec<_> = ids.iter().map(ToString::to_string).collect();
+                format!("{{{}}}", ids.join(","))
+            }));
+            prepared.payloads.insert(job.handle, job.payload);
+        }
+        Ok(prepared)
+    }
+}
+
+/// The keys of a job under this stamp; nothing where it has none.
+fn render(stamp: &Stamp, payload: &str) -> Result<Option<Vec<String>>, String> {
+    let Some(concurrency) = &stamp.concurrency else { return Ok(None) };
+    let payload = JsonPayload::parse(payload).map_err(|error| error.to_string())?;
+    let keys = concurrency.value.keys.iter().map(|key| key.render(&payload).map_err(|error| error.to_string()));
+    keys.collect::<Result<_, _>>().map(Some)
+}
+
+// ------------------------------------------------------------------------------------------------ answers
+
+/// The summary of a call.
+#[derive(Default, Deserialize)]
+struct Summary {
+    parked: u32,
+    again: u32,
+    skipped: u32,
+    unacceptable: u32,
+    more: bool,
+    reserved: u32,
+}
+
+/// A candidate that needs stamp and keys.
+struct Peeked {
+    handle: i64,
+    lane: i32,
+    explicit: Option<i32>,
+    payload: String,
+}
+
+/// A run that this call started.
+struct Started {
+    order: (i32, i64, i64),
+    handle: JobHandle,
+    id: JobId,
+    token: ClaimToken,
+    run: i32,
+    attempt: i32,
+    lane: i32,
+    stamp: i32,
+    keyed: bool,
+    created_at: i64,
+    payload: Option<String>,
+    metadata: Option<String>,
+    trace_parent: Option<String>,
+}
+
+struct Answer {
+    summary: Summary,
+    next_due: Option<i64>,
+    now: i64,
+    verdicts: BTreeMap<usize, SettleVerdict>,
+    claimed: Vec<Started>,
+    peeked: Vec<Peeked>,
+}
+
+impl Answer {
+    fn read(rows: &[PgRow]) -> Result<Self, Fault> {
+        let mut answer = Answer {
+            summary: Summary::default(),
+            next_due: None,
+            now: 0,
+            verdicts: BTreeMap::new(),
+            claimed: Vec::with_capacity(rows.len()),
+            peeked: Vec::new(),
+        };
+        for row in rows {
+            match get::<i16>(row, 0)? {
+                0 => {
+                    answer.next_due = get(row, 2)?;
+                    answer.now = get(row, 4)?;
+                    answer.summary = serde_json::from_str(get(row, 12)?)
+                        .map_err(|error| Fault::said(StoreErrorKind::Internal, format!("the summary of an exchange: {error}")))?;
+                }
+                1 => {
+                    let verdict = match get::<i32>(row, 5)? {
+                        1 => SettleVerdict::Repeated,
+                        2 => SettleVerdict::Late,
+                        _ => SettleVerdict::Conflicted,
+                    };
+                    answer.verdicts.insert(usize::try_from(get::<i32>(row, 1)?).unwrap_or(usize::MAX), verdict);
+                }
+                2 => answer.claimed.push(Started::read(row)?),
+                _ => {
+                    answer.peeked.push(Peeked { handle: get(row, 2)?, lane: get(row, 7)?, explicit: get(row, 15)?, payload: get(row, 12)? })
+                }
+            }
+        }
+        answer.claimed.sort_unstable_by_key(|run| run.order);
+        Ok(answer)
+    }
+}
+
+impl Started {
+    fn read(row: &PgRow) -> Result<Self, Fault> {
+        let handle = get(row, 2)?;
+        Ok(Started {
+            order: (get(row, 1)?, get(row, 11)?, handle),
+            handle: JobHandle(handle),
+            id: JobId(get_id(row, 3)?),
+            token: ClaimToken(get(row, 4)?),
+            run: get(row, 5)?,
+            attempt: get(row, 6)?,
+            lane: get(row, 7)?,
+            stamp: get(row, 8)?,
+            keyed: get(row, 9)?,
+            created_at: get(row, 10)?,
+            payload: get(row, 12)?,
+            metadata: get(row, 13)?,
+            trace_parent: get(row, 14)?,
+        })
+    }
+
+    fn claimed(self, lanes: &Lanes, prepared: &mut Prepared, stamp: Arc<Stamp>, now: UnixMillis) -> Result<Claimed, Fault> {
+        let payload = match self.payload {
+            Some(payload) => payload,
+            None => prepared.payloads.remove(&self.handle.0).unwrap_or_default(),
+        };
+        Ok(Claimed {
+            handle: self.handle,
+            id: self.id,
+            token: self.token,
+            run: self.run.unsigned_abs(),
+            attempt: self.attempt.unsigned_abs(),
+            lane: lanes.lane(self.lane)?.clone(),
+            payload: payload.into(),
+            metadata: read_metadata(self.metadata.as_deref())?,
+            trace_parent: self.trace_parent,
+            stamp,
+            keyed: self.keyed,
+            created_at: UnixMillis(self.created_at),
+            claimed_at: now,
+        })
+    }
+}
+
+/// Adds up what several calls of one exchange said.
+trait Count {
+    fn count(&mut self, summary: &Summary);
+}
+
+impl Count for Exchanged {
+    fn count(&mut self, summary: &Summary) {
+        let Summary { parked, again, skipped, unacceptable, more, reserved } = *summary;
+        self.parked += parked;
+        self.parked_again += again;
+        self.skipped += skipped;
+        self.unacceptable += unacceptable;
+        self.more |= more;
+        self.reserved += reserved;
+    }
+}

@@ -185,15 +185,6 @@ impl Cluster {
         USER
     }
 
-    /// The superuser's password, if it has one.
-    pub(crate) fn password(&self) -> Option<&str> {
-        self.password.as_deref()
-    }
-
-    pub(crate) fn requires_tls(&self) -> bool {
-        self.tls.is_some()
-    }
-
     /// Whether pg_stat_statements was asked for and is loaded.
     #[must_use]
     pub fn counts_statements(&self) -> bool {

@@ -15,7 +15,7 @@ use std::{
 
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, postgres::PgConnectOptions};
 
-use crate::{Cluster, Error};
+use crate::{Cluster, Error, address::Address};
 
 /// A database, empty when it is made. Dropping it drops it on the server, with every session in it.
 #[derive(Debug)]
@@ -65,7 +65,7 @@ impl Database {
         // Copying through the WAL costs 20–35 ms where `file_copy`, which waits for two checkpoints, costs 45 (PostgreSQL
         // 15, fsync off, 40 in a row). template0, since nobody can be connected to it, which would refuse the copy.
         execute(&server, &format!("CREATE DATABASE {name} TEMPLATE template0 STRATEGY wal_log"))?;
-        let url = with_database(server_url, &name);
+        let url = Address::of(server_url).with_database(&name);
         Ok(Self { server, name, url })
     }
 
@@ -124,28 +124,9 @@ fn unique_name() -> String {
     format!("warp_test_{}_{now}_{}", std::process::id(), MADE.fetch_add(1, Ordering::Relaxed))
 }
 
-/// The same URL with another database in it.
-fn with_database(url: &str, name: &str) -> String {
-    let (place, parameters) = url.split_once('?').map_or((url, None), |(place, parameters)| (place, Some(parameters)));
-    let host = place.find("://").map_or(0, |at| at + 3);
-    let end = place[host..].find('/').map_or(place.len(), |at| host + at);
-    let parameters = parameters.map(|parameters| format!("?{parameters}")).unwrap_or_default();
-    format!("{}/{name}{parameters}", &place[..end])
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_url_gets_another_database() {
-        let check = |url, expected: &str| assert_eq!(with_database(url, "x"), expected);
-        check("postgres://u:p@127.0.0.1:1/postgres", "postgres://u:p@127.0.0.1:1/x");
-        check("postgres://u@127.0.0.1:1/", "postgres://u@127.0.0.1:1/x");
-        check("postgres://u@127.0.0.1:1", "postgres://u@127.0.0.1:1/x");
-        check("postgres://u@h/a?sslrootcert=/tmp/ca.pem&sslmode=require", "postgres://u@h/x?sslrootcert=/tmp/ca.pem&sslmode=require");
-        check("postgres://h?sslmode=disable", "postgres://h/x?sslmode=disable");
-    }
 
     #[test]
     fn names_differ() {

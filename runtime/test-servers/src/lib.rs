@@ -12,15 +12,25 @@
 //!
 //! What it deliberately does not do: know anything of the product. No schema, no store.
 
+#[cfg(feature = "client")]
+mod address;
 mod cluster;
 #[cfg(feature = "client")]
 mod database;
+#[cfg(feature = "client")]
+mod pgbouncer;
 mod process;
+#[cfg(feature = "client")]
+mod proxy;
 mod tls;
 
 pub use cluster::{Cluster, ClusterSettings, Stop};
 #[cfg(feature = "client")]
 pub use database::{Database, database};
+#[cfg(feature = "client")]
+pub use pgbouncer::{PgBouncer, PgBouncerSettings, PoolMode};
+#[cfg(feature = "client")]
+pub use proxy::Proxy;
 pub use tls::Tls;
 
 /// Why a server could not be started, stopped or asked. Says what to do where something can be done.

@@ -295,23 +295,19 @@ fn with_literals(text: &str, args: &[Arg]) -> Result<String, Fault> {
     Ok(out)
 }
 
-/// The text for another schema than `warp`. In static SQL the word `warp` alone is the schema and the literal `'warp'`
-/// the channel; `warp_x`, `warp:x` and `warp-x` are not touched.
+/// The text for another schema than `warp`. In static SQL the word `warp` alone is the schema, and the channel of the
+/// same name; `warp_x`, `warp:x` and `warp-x` are not touched.
 pub(crate) fn place(text: &str, schema: &str) -> String {
     const WORD: &str = "warp";
-    let part_of_word = |c: char| c.is_alphanumeric() || matches!(c, '_' | '$' | ':' | '-' | '`');
+    let part_of_word = |c: char| c.is_alphanumeric() || matches!(c, '_' | '$' | ':' | '-');
     let mut out = String::with_capacity(text.len() + text.len() / 8);
     let mut rest = text;
     let mut previous = ' ';
     while let Some((before, after)) = rest.split_once(WORD) {
         out.push_str(before);
         previous = before.chars().next_back().unwrap_or(previous);
-        let next = after.chars().next().unwrap_or(' ');
-        match (previous, next) {
-            ('\'', '\'') => out.push_str(&crate::settings::channel(schema)),
-            _ if part_of_word(previous) || part_of_word(next) => out.push_str(WORD),
-            _ => out.push_str(schema),
-        }
+        let alone = !part_of_word(previous) && !after.chars().next().is_some_and(part_of_word);
+        out.push_str(if alone { schema } else { WORD });
         previous = 'p';
         rest = after;
     }
@@ -532,10 +528,7 @@ impl Db {
                 }
                 sqlx::query_with(text, arguments).fetch_all(conn).await
             }
-            Sending::Simple => {
-                let text = with_literals(text.as_str(), &sql.args)?;
-                sqlx::raw_sql(AssertSqlSafe(text)).fetch_all(conn).await
-            }
+            Sending::Simple => return send_simple(conn, text.as_str(), &sql.args, self.name()).await,
         };
         answer.map_err(|error| Fault::from_driver(&error, Phase::Sent, self.name()))
     }
@@ -553,6 +546,17 @@ impl Db {
         });
         AssertSqlSafe(placed).into_sql_str()
     }
+}
+
+/// Runs a statement as a simple query on a connection that is not of the pool. Dropped, the connection must be dropped
+/// too.
+pub(crate) async fn simple(conn: &mut PgConnection, sql: &Sql, schema: &str, target: &str) -> Result<Vec<PgRow>, Fault> {
+    send_simple(conn, &place(sql.text, schema), &sql.args, target).await
+}
+
+async fn send_simple(conn: &mut PgConnection, text: &str, args: &[Arg], target: &str) -> Result<Vec<PgRow>, Fault> {
+    let text = with_literals(text, args)?;
+    sqlx::raw_sql(AssertSqlSafe(text)).fetch_all(conn).await.map_err(|error| Fault::from_driver(&error, Phase::Sent, target))
 }
 
 /// What a session is told once. The server ends a statement that takes too long, so that its locks do not outlive the
@@ -610,7 +614,8 @@ mod tests {
     fn the_schema_is_replaced_and_nothing_that_looks_like_it() {
         let text =
             "SELECT warp.f(x), 'warp:slot', 'warp_x' FROM warp.job; NOTIFY 'warp'; SET search_path = warp, pg_temp; -- run `warp-host`";
-        let placed = "SELECT jobs.f(x), 'warp:slot', 'warp_x' FROM jobs.job; NOTIFY 'warp_jobs'; SET search_path = jobs, pg_temp; -- run `warp-host`";
+        let placed =
+            "SELECT jobs.f(x), 'warp:slot', 'warp_x' FROM jobs.job; NOTIFY 'jobs'; SET search_path = jobs, pg_temp; -- run `warp-host`";
         assert_eq!(place(text, "jobs"), placed);
         assert_eq!(place("my_warp.x warp", "jobs"), "my_warp.x jobs");
     }

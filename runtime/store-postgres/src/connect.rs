@@ -13,7 +13,7 @@
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use sqlx::postgres::PgConnection;
+use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _};
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -59,6 +59,21 @@ impl Connector {
     /// The address for people, without a password.
     pub(crate) fn name(&self) -> &str {
         &self.target.name
+    }
+
+    /// Whether nothing leaves this machine.
+    pub(crate) fn is_local(&self) -> bool {
+        self.target.is_local()
+    }
+
+    /// The longest time to get a connection.
+    pub(crate) fn patience(&self) -> Duration {
+        self.patience
+    }
+
+    /// The driver's options for one new connection, with the password of this moment.
+    pub(crate) async fn options(&self, suffix: &str) -> Result<PgConnectOptions, Fault> {
+        self.target.options(suffix).await
     }
 
     /// Makes a connection, with the password of this moment. `suffix` is appended to the application's name. Takes at

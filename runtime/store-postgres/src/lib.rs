@@ -14,13 +14,18 @@
 mod call;
 mod clock;
 mod connect;
+mod doctor;
 mod error;
 mod exchange;
 mod intern;
+mod listen;
 mod pooler;
 mod rows;
+mod schema;
 mod settings;
 
 pub use crate::clock::Clock;
+pub use crate::doctor::{BESIDE_POOL, Finding, Level, Report, doctor};
 pub use crate::pooler::Pooling;
+pub use crate::schema::{LockKind, MIGRATIONS, SCHEMA_VERSION, migrate, migration_sql, schema_version};
 pub use crate::settings::{ConnectSettings, StatementMode};

@@ -8,10 +8,11 @@
 //! What it deliberately does not do: look at host names and ports.
 
 use std::fmt;
+use std::hash::{BuildHasher as _, RandomState};
 use std::time::Duration;
 
-use sqlx::Row as _;
 use sqlx::postgres::PgConnection;
+use sqlx::{AssertSqlSafe, Row as _};
 use warp_store::StoreErrorKind;
 
 use crate::connect::{self, Connector};
@@ -173,4 +174,62 @@ fn silence(of: &str) -> String {
 
 fn moved(from: i32, to: i32) -> String {
     format!("one client was given backend {from} and then {to}")
+}
+
+/// What the usual test sees.
+pub(crate) struct Naive {
+    pub(crate) text: String,
+    /// Its lock is left on a backend that cannot be reached any more.
+    pub(crate) stranded: bool,
+}
+
+/// The usual test: takes a session lock and releases it in the next round trip. For comparison only. Its lock has a
+/// random number that nothing else waits for. Dropped in the middle, the connection must be dropped too.
+pub(crate) async fn naive(conn: &mut PgConnection, target: &str) -> Result<Naive, Fault> {
+    /// So often the backend that has the lock is looked for.
+    const LOOKS: u32 = 50;
+    let number = i64::from_ne_bytes(RandomState::new().hash_one("naive").to_ne_bytes());
+    let ask = |function: &'static str| format!("SELECT {function}({number})");
+    let fault = |error: sqlx::Error| Fault::from_driver(&error, Phase::Connecting, target);
+    let mut locked = async |function| {
+        let row = sqlx::raw_sql(AssertSqlSafe(ask(function))).fetch_one(&mut *conn).await.map_err(fault)?;
+        row.try_get::<bool, _>(0).map_err(fault)
+    };
+    let taken = locked("pg_try_advisory_lock").await?;
+    let released = locked("pg_advisory_unlock").await?;
+    let shown = |yes| if yes { "t" } else { "f" };
+    let verdict = if taken && released { "it passes" } else { "it fails" };
+    let text = format!("take and release in two round trips: {} then {}, {verdict}", shown(taken), shown(released));
+    let mut stranded = taken && !released;
+    for _ in 0..LOOKS {
+        if !stranded {
+            break;
+        }
+        stranded = !locked("pg_advisory_unlock").await?;
+    }
+    Ok(Naive { text, stranded })
+}
+
+/// What helps where session locks meet a pooler that cannot keep them.
+pub(crate) fn remedies(found: Pooling) -> String {
+    format!(
+        "Use one of: (1) the server's direct address; (2) a pooler in session mode; (3) ledger locks, which work through any pooler \
+         (`warp-host locks set ledger` while nothing holds a slot). What hands out backends by the {found}: PgBouncer with pool_mode = transaction or \
+         statement (session is its default and is fine); Neon's `-pooler` host (use the host without it, DATABASE_URL_UNPOOLED); Supabase's port 6543 \
+         (use 5432, or set it to session mode); Azure Flexible Server's port 6432 (use 5432, or pgbouncer.default_pool_mode = session)"
+    )
+}
+
+/// Why a host with session locks does not start on this connection. Found by people who search for the error that a lost
+/// lock gives elsewhere.
+pub(crate) fn refusal(target: &str, found: Pooling, evidence: &str) -> Fault {
+    Fault::said(
+        StoreErrorKind::Invalid,
+        format!(
+            "{target} is behind a pooler in {found} mode ({evidence}). Slots are made of session locks here, and through it they exclude nobody: a \
+             lock is taken on one backend and released on another (\"Attempted to release a lock that was not held\"), or stays on a backend that \
+             nobody can reach. {}",
+            remedies(found)
+        ),
+    )
 }

@@ -20,8 +20,8 @@ use crate::error::Fault;
 
 /// PostgreSQL cuts a name of an application after so many bytes.
 const MAX_APPLICATION_NAME: usize = 63;
-/// The longest name of a schema; what is derived from it (the channel) must fit PostgreSQL's 63 bytes too.
-const MAX_SCHEMA_NAME: usize = 48;
+/// The longest name of a schema and of the channel of the same name.
+const MAX_SCHEMA_NAME: usize = 63;
 /// How long a `password_command` may take.
 const PASSWORD_COMMAND_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -162,6 +162,13 @@ impl Target {
         }
     }
 
+    /// Whether it names this machine.
+    pub(crate) fn is_local(&self) -> bool {
+        self.options.get_socket().is_some()
+            || matches!(self.options.get_host(), "localhost" | "127.0.0.1" | "::1" | "[::1]")
+            || self.options.get_host().starts_with('/')
+    }
+
     /// A file in the form of `.pgpass` is searched; any other is the password itself.
     fn password_in(&self, text: &str) -> Option<String> {
         let lines = || text.lines().map(|line| line.trim_end_matches('\r')).filter(|line| !line.is_empty());
@@ -215,11 +222,6 @@ async fn run_password_command(command: &str) -> Result<String, Fault> {
         Some(password) if !password.is_empty() => Ok(password.to_owned()),
         _ => Err(unavailable("the password command printed nothing".to_owned())),
     }
-}
-
-/// The name of the channel that a schema's changes are announced on.
-pub(crate) fn channel(schema: &str) -> String {
-    if schema == "warp" { schema.to_owned() } else { format!("warp_{schema}") }
 }
 
 /// A schema's name stands unquoted in every statement.

@@ -68,6 +68,15 @@ DECLARE
     v_loaded bigint := 0;
     v_cut int;
     v_plain bigint[];
+    v_bulk int[];
+    v_page int;
+    v_window int;
+    v_starts int;
+    v_simple bool;
+    -- Single keys, each with the stamp under which a job was parked on it in this call, and how it was refused. Whoever
+    -- comes after it under the same stamp stands behind it.
+    v_full text[] := '{}';
+    v_refusals jsonb := '{}';
     v_at int;
     v_position int;
     v_admitted record;
@@ -75,6 +84,7 @@ DECLARE
     v_reserved bool;
     v_has_started bool;
     v_stop bool := false;
+    v_peek bool := false;
     v_announce int[] := '{}';
     v_next bigint;
     v_reserved_left int := 0;
@@ -216,11 +226,12 @@ BEGIN
         PERFORM warp.leave(v_rows[v_at], v_exits[v_at], v_took[v_at], v_now);
     END LOOP;
 
-    -- Claims, page by page: what is reserved for these lanes first, then what is ready, oldest due first. A page is as
-    -- large as what may still start, so each of its rows is decided. What was parked has left the index by the next page.
+    -- Claims, page by page: what is reserved for these lanes first, then what is ready, oldest due first. No more rows of a
+    -- page are decided than may still start, so each of them is; what was parked has left the index by the next page.
     WHILE v_left > 0 AND NOT v_stop LOOP
-        SELECT array_agg(q.handle ORDER BY q.due, q.handle), array_agg(3::smallint), array_agg(q.at ORDER BY q.due, q.handle), array_agg(q.bytes ORDER BY q.due, q.handle)
-          INTO v_handles, v_kinds, v_lanes, v_bytes
+        SELECT array_agg(q.handle ORDER BY q.due, q.handle), array_agg(3::smallint), array_agg(q.bytes ORDER BY q.due, q.handle),
+               array_agg(q.at ORDER BY q.due, q.handle)
+          INTO v_handles, v_kinds, v_bytes, v_lanes
           FROM (SELECT r.handle, r.due, l.at, r.bytes
                   FROM unnest(c_lane) WITH ORDINALITY l (lane, at)
                  CROSS JOIN LATERAL (SELECT i.handle FROM warp.ready i WHERE i.lane = l.lane AND i.place = 3
@@ -228,11 +239,16 @@ BEGIN
                   JOIN warp.ready r ON r.handle = c.handle
                  ORDER BY r.due, r.handle LIMIT v_left FOR UPDATE OF r SKIP LOCKED) q;
         v_reserved := v_handles IS NOT NULL;
+        v_simple := false;
         IF NOT v_reserved THEN
+            -- Others may hold the rows in front, so the look goes further than the page is long.
+            v_page := greatest(v_left, cardinality(k_job));
+            v_window := 4 * v_page + 64;
             -- 0 starts at once, 1 has keys, 2 needs stamp and keys, 3 cannot be applied, 4 starts with the stamp brought.
             SELECT array_agg(q.handle ORDER BY q.due, q.handle), array_agg(q.kind ORDER BY q.due, q.handle),
-                   array_agg(q.at ORDER BY q.due, q.handle), array_agg(q.bytes ORDER BY q.due, q.handle)
-              INTO v_handles, v_kinds, v_lanes, v_bytes
+                   array_agg(q.bytes ORDER BY q.due, q.handle), array_agg(q.at ORDER BY q.due, q.handle),
+                   bool_and(q.kind = 0 AND q.bytes IS NULL) AND count(*) <= v_left
+              INTO v_handles, v_kinds, v_bytes, v_lanes, v_simple
               FROM (SELECT r.handle, r.due, c.at, r.bytes,
                            (CASE WHEN r.stamp IS NOT NULL THEN CASE WHEN r.keys IS NULL THEN 0 ELSE 1 END
                                  WHEN r.handle = ANY (k_job) THEN (
@@ -242,47 +258,66 @@ BEGIN
                       FROM (SELECT i.handle, i.due, l.at, l.keyed
                               FROM unnest(c_lane, c_keyed) WITH ORDINALITY l (lane, keyed, at)
                              CROSS JOIN LATERAL (SELECT i.handle, i.due FROM warp.ready i WHERE i.lane = l.lane AND i.place = 1
-                                                    AND i.handle <> ALL (v_passed) ORDER BY i.due, i.handle LIMIT 2 * v_left) i
-                             ORDER BY i.due, i.handle LIMIT 2 * v_left) c
+                                                    AND i.handle <> ALL (v_passed) ORDER BY i.due, i.handle LIMIT v_window) i
+                             ORDER BY i.due, i.handle LIMIT v_window) c
                       JOIN warp.ready r ON r.handle = c.handle
-                     ORDER BY c.due, c.handle LIMIT v_left FOR UPDATE OF r SKIP LOCKED) q;
+                     ORDER BY c.due, c.handle LIMIT v_page FOR UPDATE OF r SKIP LOCKED) q;
         END IF;
         EXIT WHEN v_handles IS NULL;
         v_seen := v_seen + cardinality(v_handles);
         v_cut := cardinality(v_handles);
 
-        -- Large payloads: only so many bytes at once, but at least one.
-        IF v_bytes IS DISTINCT FROM array_fill(NULL::int, ARRAY[v_cut]) THEN
-            FOR v_at IN 1 .. v_cut LOOP
-                IF v_loaded > 0 AND v_loaded + coalesce(v_bytes[v_at], 0) > 16777216 AND v_bytes[v_at] IS NOT NULL THEN
+        -- How far this page is decided: to the first candidate that needs stamp and keys, to what may start, and to the
+        -- bytes of large payloads that one answer may bring (one in any case).
+        v_plain := CASE WHEN v_simple THEN v_handles ELSE '{}' END;
+        v_starts := 0;
+        FOR v_at IN 1 .. CASE WHEN v_simple THEN 0 ELSE v_cut END LOOP
+            IF v_kinds[v_at] = 2 THEN
+                v_cut := v_at - 1;
+                v_peek := true;
+                v_stop := true;
+                EXIT;
+            END IF;
+            v_position := CASE WHEN v_kinds[v_at] = 1 AND cardinality(v_full) > 0 THEN array_position(k_job, v_handles[v_at]) END;
+            v_starts := v_starts + CASE WHEN v_kinds[v_at] = 3 AND NOT v_reserved THEN 0
+                                        WHEN v_position IS NOT NULL AND k_keys[v_position] || '/' || k_stamp[v_position] = ANY (v_full) THEN 0
+                                        ELSE 1 END;
+            IF v_starts > v_left THEN
+                v_cut := v_at - 1;
+                EXIT;
+            END IF;
+            IF v_bytes[v_at] IS NOT NULL THEN
+                IF v_loaded > 0 AND v_loaded + v_bytes[v_at] > 16777216 THEN
                     v_cut := v_at - 1;
                     v_more := true;
                     v_stop := true;
                     EXIT;
                 END IF;
-                v_loaded := v_loaded + coalesce(v_bytes[v_at], 0);
-            END LOOP;
-        END IF;
-        -- Candidates that need stamp and keys stand in the way of all behind them.
-        IF NOT v_reserved AND 2::smallint = ANY (v_kinds) THEN
-            v_position := array_position(v_kinds, 2::smallint);
-            IF v_position <= v_cut THEN
-                RETURN QUERY SELECT 3::smallint, u.n::int, j.handle, j.id, NULL::bigint, NULL::int, NULL::int, j.lane, NULL::int, NULL::bool, j.created_at, NULL::bigint, j.payload, NULL::text, NULL::text, j.explicit
-                  FROM unnest(v_handles, v_kinds, v_lanes) WITH ORDINALITY u (handle, kind, at, n) JOIN warp.job j ON j.handle = u.handle
-                 WHERE u.kind = 2 AND u.n <= v_cut;
-                v_cut := v_position - 1;
-                v_stop := true;
+                v_loaded := v_loaded + v_bytes[v_at];
             END IF;
+            IF v_kinds[v_at] IN (0, 4) THEN
+                v_plain := v_plain || v_handles[v_at];
+            END IF;
+        END LOOP;
+        IF v_peek THEN
+            -- An unlocked look at those which need stamp and keys: a page of them at least, so that long lines of jobs that
+            -- will have to wait are parked many at a time.
+            RETURN QUERY
+            SELECT 3::smallint, 0, j.handle, j.id, NULL::bigint, NULL::int, NULL::int, j.lane, NULL::int, NULL::bool, j.created_at, NULL::bigint, j.payload, NULL::text, NULL::text, j.explicit
+              FROM (SELECT i.handle, i.due, sum(coalesce(i.bytes, 0)) OVER (ORDER BY i.due, i.handle) - coalesce(i.bytes, 0) AS before
+                      FROM (SELECT i.* FROM unnest(c_lane, c_keyed) l (lane, keyed)
+                             CROSS JOIN LATERAL (SELECT i.handle, i.due, i.bytes FROM warp.ready i
+                                                  WHERE i.lane = l.lane AND i.place = 1 AND i.stamp IS NULL AND (l.keyed OR i.explicit IS NOT NULL)
+                                                  ORDER BY i.due, i.handle LIMIT greatest(v_left, 256)) i
+                             ORDER BY i.due, i.handle LIMIT greatest(v_left, 256)) i) c
+              JOIN warp.job j ON j.handle = c.handle
+             WHERE c.before < 16777216;
         END IF;
 
-        -- Without a key: one statement for all.
-        v_plain := NULL;
-        IF NOT v_reserved THEN
-            SELECT array_agg(u.handle) INTO v_plain FROM unnest(v_handles, v_kinds) WITH ORDINALITY u (handle, kind, n) WHERE u.kind IN (0, 4) AND u.n <= v_cut;
-        END IF;
-        IF v_plain IS NOT NULL THEN
+        IF cardinality(v_plain) > 0 THEN
             v_left := v_left - cardinality(v_plain);
-            -- The inserted row tells all that the host must know, so that nothing is joined but the job by its key.
+            -- Without a key: one statement for all. The inserted row tells what the host must know, so nothing is joined
+            -- but the job by its key.
             RETURN QUERY
             WITH gone AS (
                 DELETE FROM warp.ready r
@@ -300,22 +335,26 @@ BEGIN
               FROM started s JOIN warp.job j ON j.handle = s.handle;
         END IF;
 
-        IF v_plain IS NULL OR cardinality(v_plain) < v_cut THEN
+        IF cardinality(v_plain) < v_cut THEN
+            v_bulk := '{}';
             FOR v_at IN 1 .. v_cut LOOP
-                CONTINUE WHEN NOT v_reserved AND v_kinds[v_at] IN (0, 4);
-                IF NOT v_reserved AND v_kinds[v_at] = 3 THEN
+                CONTINUE WHEN v_kinds[v_at] IN (0, 4);
+                v_position := CASE WHEN NOT v_reserved THEN array_position(k_job, v_handles[v_at]) END;
+                IF v_kinds[v_at] = 3 AND NOT v_reserved THEN
                     DELETE FROM warp.ready r WHERE r.handle = v_handles[v_at] RETURNING * INTO v_row;
-                    SELECT k.stamp, jsonb_build_object('to', 'failed', 'message', k.error, 'reason', 'unacceptable') INTO v_row.stamp, v_exit
-                      FROM unnest(k_job, k_stamp, k_error) k (job, stamp, error) WHERE k.job = v_row.handle;
+                    v_row.stamp := k_stamp[v_position];
                     v_unacceptable := v_unacceptable + 1;
-                    PERFORM warp.leave(v_row, v_exit, NULL, v_now);
+                    PERFORM warp.leave(v_row, jsonb_build_object('to', 'failed', 'message', k_error[v_position], 'reason', 'unacceptable'), NULL, v_now);
                     CONTINUE;
                 END IF;
-                SELECT r.keys INTO v_keys FROM warp.ready r WHERE r.handle = v_handles[v_at];
-                v_position := NULL;
-                IF v_keys IS NULL THEN
-                    v_position := array_position(k_job, v_handles[v_at]);
+                IF v_position IS NOT NULL AND k_keys[v_position] || '/' || k_stamp[v_position] = ANY (v_full) THEN
+                    v_bulk := v_bulk || v_position;
+                    CONTINUE;
+                END IF;
+                IF v_position IS NOT NULL THEN
                     v_keys := k_keys[v_position]::bigint[];
+                ELSE
+                    SELECT r.keys INTO v_keys FROM warp.ready r WHERE r.handle = v_handles[v_at];
                 END IF;
                 IF NOT v_keys <@ v_locked THEN
                     IF (SELECT count(*) FROM (SELECT FROM warp.conc_key c WHERE c.id = ANY (v_keys) ORDER BY c.id FOR UPDATE SKIP LOCKED) c) < cardinality(v_keys) THEN
@@ -331,6 +370,10 @@ BEGIN
                     v_row.stamp := k_stamp[v_position];
                     v_row.keys := v_keys;
                 END IF;
+                IF v_reserved OR v_row.parked_on IS NOT NULL OR cardinality(v_keys) > 1 THEN
+                    -- It may hand keys on; what was full need not be any more.
+                    v_full := '{}';
+                END IF;
                 SELECT * INTO v_admitted FROM warp.admit(v_row, v_has_started, p_host, c_digest[v_lanes[v_at]], v_now);
                 CASE v_admitted.verdict
                 WHEN 1 THEN
@@ -342,13 +385,21 @@ BEGIN
                 WHEN 2 THEN
                     v_parked := v_parked + 1;
                     v_again := v_again + v_admitted.again::int;
+                    IF v_position IS NOT NULL AND cardinality(v_keys) = 1 AND v_admitted.fills THEN
+                        v_full := v_full || (k_keys[v_position] || '/' || k_stamp[v_position]);
+                        v_refusals := v_refusals || jsonb_build_object(k_keys[v_position] || '/' || k_stamp[v_position], (v_admitted.p_row).refusal);
+                    END IF;
                 ELSE
                     v_skipped := v_skipped + 1;
                 END CASE;
             END LOOP;
+            IF cardinality(v_bulk) > 0 THEN
+                v_parked := v_parked + cardinality(v_bulk);
+                PERFORM warp.park_behind(v_bulk, k_job, k_stamp, k_keys, v_refusals, v_now);
+            END IF;
         END IF;
         v_ord := v_ord + 1;
-        IF v_seen >= 2048 THEN
+        IF v_seen >= 4096 THEN
             v_more := true;
             EXIT;
         END IF;
@@ -369,6 +420,29 @@ BEGIN
     payload := jsonb_build_object('parked', v_parked, 'again', v_again, 'skipped', v_skipped, 'unacceptable', v_unacceptable,
                                   'more', v_more, 'reserved', v_reserved_left)::text;
     RETURN NEXT;
+END $$;
+
+-- Parks fresh jobs of single keys behind one of the same stamp that was just refused there: `p_at` are their places in the
+-- arrays. Their keys are locked. Tickets are drawn in the order of `p_at`.
+CREATE OR REPLACE FUNCTION warp.park_behind(p_at int[], k_job bigint[], k_stamp int[], k_keys text[], p_refusals jsonb, p_now bigint)
+RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    WITH gone AS (
+        DELETE FROM warp.ready r
+         USING (SELECT u.n, k_job[u.at] AS job, k_stamp[u.at] AS stamp, k_keys[u.at] AS keys, p_refusals ->> (k_keys[u.at] || '/' || k_stamp[u.at]) AS refusal
+                  FROM unnest(p_at) WITH ORDINALITY u (at, n)) u
+         WHERE r.handle = u.job
+        RETURNING r.handle, r.due, r.lane, r.run, r.attempt, r.deaths, r.is_unique, r.bytes, r.explicit, r.settled, u.n, u.stamp AS new_stamp,
+                  u.keys::bigint[] AS new_keys, u.refusal AS new_refusal
+    ), told AS (
+        INSERT INTO warp.audit (job, at, event, run, runs, message)
+        SELECT g.handle, p_now, 7, 0, g.run, 'Requeued — ' || g.new_refusal FROM gone g
+    )
+    INSERT INTO warp.waiting (handle, due, changed_at, lane, run, attempt, deaths, place, is_unique, bytes, explicit, stamp, settled, keys, ticket, parked_on, refusal)
+    SELECT g.handle, g.due, p_now, g.lane, g.run, g.attempt, g.deaths, 2, g.is_unique, g.bytes, g.explicit, g.new_stamp, g.settled, g.new_keys,
+           nextval('warp.ticket'), g.new_keys[1], g.new_refusal
+      FROM (SELECT * FROM gone ORDER BY n) g;
+    PERFORM warp.count('stats:requeued', 'concurrency', cardinality(p_at));
 END $$;
 
 -- Whether a settle with this token has been written before (C1). Primary keys; the running rows by host.

@@ -183,10 +183,11 @@ END $$;
 
 -- B2: whether a keyed job starts. `p_row` has been taken out of `ready` (its place tells whether it was reserved), carries
 -- stamp and keys, and all its key rows are locked. It goes to `running`, `waiting` or `ended`, with its history.
--- verdict: 1 started, 2 parked, 3 skipped; `again` whether it had been parked before; the row as it stands now.
+-- verdict: 1 started, 2 parked, 3 skipped; `again` whether it had been parked before; `fills` whether whoever comes
+-- after it with the same stamp is refused as well; the row as it stands now.
 CREATE OR REPLACE FUNCTION warp.admit(
     INOUT p_row warp.state_row, p_has_started bool, p_host int, p_digest int, p_now bigint,
-    OUT verdict smallint, OUT again bool
+    OUT verdict smallint, OUT again bool, OUT fills bool
 ) LANGUAGE plpgsql AS $$
 DECLARE
     v_policy record;
@@ -256,6 +257,7 @@ BEGIN
                 PERFORM warp.count('stats:requeued', 'concurrency', 1);
             END IF;
             p_row.refusal := v_text;
+            fills := v_refusal.why IN (2, 3, 5) AND NOT v_policy.skips;
             INSERT INTO warp.waiting VALUES (p_row.*);
             -- From here on its place in line stands for it. A blocker besides would outlast its start.
             PERFORM warp.unblock(p_row.handle, p_row.keys, p_now);

@@ -107,15 +107,17 @@ END $$;
 -- what is due within a second does not count as known; and nothing does where the caller's transaction may go on for long
 -- (`p_lasts`). Locks nothing but its own new rows. Index: waiting_due for the next due time.
 CREATE OR REPLACE FUNCTION warp.write_states(
-    p_handles bigint[], p_lanes int[], p_explicits int[], p_dues bigint[], p_unique_keys text[], p_now bigint, p_lasts bool
+    p_handles bigint[], p_lanes int[], p_explicits int[], p_payloads text[], p_dues bigint[], p_unique_keys text[],
+    p_now bigint, p_lasts bool
 ) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_first bigint;
     v_known bigint;
 BEGIN
-    INSERT INTO warp.ready (handle, due, changed_at, lane, run, attempt, deaths, place, is_unique, explicit)
-    SELECT n.handle, coalesce(n.due, p_now), p_now, n.lane, 0, 0, 0, 1, n.unique_key IS NOT NULL, n.explicit
-      FROM unnest(p_handles, p_lanes, p_explicits, p_dues, p_unique_keys) n (handle, lane, explicit, due, unique_key)
+    INSERT INTO warp.ready (handle, due, changed_at, lane, run, attempt, deaths, place, is_unique, bytes, explicit)
+    SELECT n.handle, coalesce(n.due, p_now), p_now, n.lane, 0, 0, 0, 1, n.unique_key IS NOT NULL,
+           CASE WHEN octet_length(n.payload) > 16384 THEN octet_length(n.payload) END, n.explicit
+      FROM unnest(p_handles, p_lanes, p_explicits, p_payloads, p_dues, p_unique_keys) n (handle, lane, explicit, payload, due, unique_key)
      WHERE n.due IS NULL OR n.due <= p_now;
     PERFORM warp.announce(array(
         SELECT DISTINCT n.lane FROM unnest(p_lanes, p_dues) n (lane, due) WHERE n.due IS NULL OR n.due <= p_now));
@@ -131,9 +133,10 @@ BEGIN
             SELECT DISTINCT n.lane FROM unnest(p_lanes, p_dues) n (lane, due)
              WHERE n.due > p_now AND (v_known IS NULL OR n.due < v_known)));
     END IF;
-    INSERT INTO warp.waiting (handle, due, changed_at, lane, run, attempt, deaths, place, is_unique, explicit)
-    SELECT n.handle, n.due, p_now, n.lane, 0, 0, 0, 0, n.unique_key IS NOT NULL, n.explicit
-      FROM unnest(p_handles, p_lanes, p_explicits, p_dues, p_unique_keys) n (handle, lane, explicit, due, unique_key)
+    INSERT INTO warp.waiting (handle, due, changed_at, lane, run, attempt, deaths, place, is_unique, bytes, explicit)
+    SELECT n.handle, n.due, p_now, n.lane, 0, 0, 0, 0, n.unique_key IS NOT NULL,
+           CASE WHEN octet_length(n.payload) > 16384 THEN octet_length(n.payload) END, n.explicit
+      FROM unnest(p_handles, p_lanes, p_explicits, p_payloads, p_dues, p_unique_keys) n (handle, lane, explicit, payload, due, unique_key)
      WHERE n.due > p_now;
 END $$;
 
@@ -151,6 +154,7 @@ DECLARE
     v_written bigint[];
     v_lanes int[];
     v_explicits int[];
+    v_payloads text[];
     v_dues bigint[];
     v_unique_keys text[];
 BEGIN
@@ -193,12 +197,12 @@ BEGIN
         DELETE FROM warp.unique_key u
          USING unnest(v_handles, v_taken) n (handle, taken) WHERE u.job = n.handle AND n.taken IS NOT NULL;
     END IF;
-    SELECT array_agg(n.handle), array_agg(n.lane), array_agg(n.explicit), array_agg(n.due), array_agg(n.unique_key)
-      INTO v_written, v_lanes, v_explicits, v_dues, v_unique_keys
-      FROM unnest(v_handles, p_lanes, p_explicits, p_dues, p_unique_keys, v_taken)
-           n (handle, lane, explicit, due, unique_key, taken)
+    SELECT array_agg(n.handle), array_agg(n.lane), array_agg(n.explicit), array_agg(n.payload), array_agg(n.due), array_agg(n.unique_key)
+      INTO v_written, v_lanes, v_explicits, v_payloads, v_dues, v_unique_keys
+      FROM unnest(v_handles, p_lanes, p_explicits, p_payloads, p_dues, p_unique_keys, v_taken)
+           n (handle, lane, explicit, payload, due, unique_key, taken)
      WHERE n.taken IS NULL;
-    PERFORM warp.write_states(v_written, v_lanes, v_explicits, v_dues, v_unique_keys, p_now, false);
+    PERFORM warp.write_states(v_written, v_lanes, v_explicits, v_payloads, v_dues, v_unique_keys, p_now, false);
     RETURN v_taken;
 END $$;
 
@@ -224,7 +228,7 @@ BEGIN
             SELECT n.handle, n.id, v_now, n.lane, n.explicit, n.payload, n.metadata, n.trace_parent
               FROM unnest(v_handles, p_ids, p_lanes, p_explicits, p_payloads, p_metadata, p_trace_parents)
                    n (handle, id, lane, explicit, payload, metadata, trace_parent);
-            PERFORM warp.write_states(v_handles, p_lanes, p_explicits, p_dues, p_unique_keys, v_now, false);
+            PERFORM warp.write_states(v_handles, p_lanes, p_explicits, p_payloads, p_dues, p_unique_keys, v_now, false);
             RETURN NULL;
         EXCEPTION WHEN unique_violation THEN
             -- Some id is there already, or twice among these.
@@ -500,7 +504,8 @@ BEGIN
     END LOOP;
     INSERT INTO warp.job (handle, id, created_at, lane, explicit, payload, metadata, trace_parent, unique_key)
     VALUES (v_handle, v_id, v_now, v_lane, v_explicit, enqueue.payload, v_metadata, enqueue.trace_parent, enqueue.unique_key);
-    PERFORM warp.write_states(array[v_handle], array[v_lane], array[v_explicit], array[v_due], array[enqueue.unique_key], v_now, true);
+    PERFORM warp.write_states(array[v_handle], array[v_lane], array[v_explicit], array[enqueue.payload], array[v_due],
+                              array[enqueue.unique_key], v_now, true);
     RETURN v_id;
 END $$;
 

@@ -1,7 +1,9 @@
 //! A host's round trip: activation, ends, claims, in one transaction (slots.md C2, B2, B3).
 
+use std::sync::Arc;
+
 use warp_domain::UnixMillis;
-use warp_store::{ExchangeParams, Exchanged, StoreErrorKind};
+use warp_store::{ClaimParams, ExchangeParams, Exchanged, Lane, StoreErrorKind};
 
 use sqlx::Row as _;
 
@@ -26,21 +28,42 @@ pub(crate) async fn exchange(work: &mut Work, params: ExchangeParams) -> Result<
     // Nearly always everything can be stored: ends and claims are decided together and written together. Where an
     // end cannot, nothing has happened, and the ends are written first, apart from each other where they must be.
     let piece = work.piece().await?;
-    match at_once(work, &params, facts).await {
-        Ok(exchanged) => {
+    match at_once(work, &params, &facts).await {
+        Ok(mut exchanged) => {
             work.keep_piece();
+            exchanged.reserved = reserved(work);
             Ok(exchanged)
         }
         Err(fault) if !params.settles.is_empty() && matches!(fault.kind(), StoreErrorKind::Invalid | StoreErrorKind::Internal) => {
             work.undo_piece(piece).await?;
-            in_turn(work, &params).await
+            let mut exchanged = in_turn(work, &params, &facts).await?;
+            exchanged.reserved = reserved(work);
+            Ok(exchanged)
         }
         Err(fault) => Err(fault),
     }
 }
 
-async fn at_once(work: &mut Work, params: &ExchangeParams, facts: Facts) -> Result<Exchanged, Fault> {
-    let ExchangeParams { host, now, settles, claim } = params;
+fn reserved(work: &Work) -> u32 {
+    u32::try_from(work.writes.reserved()).unwrap_or(u32::MAX)
+}
+
+/// The lanes that may be claimed from: none is paused. Read in this transaction, so a pause holds for every claim
+/// after its commit.
+fn open_lanes(params: &ExchangeParams, facts: &Facts) -> Option<ClaimParams> {
+    let ClaimParams { lanes, max } = params.claim.as_ref()?;
+    let is_open = |lane: &&Lane| !facts.paused_queues.contains(&lane.queue);
+    let lanes = match (facts.is_paused(params.host), facts.paused_queues.is_empty()) {
+        (true, _) => Vec::new().into(),
+        (false, true) => Arc::clone(lanes),
+        (false, false) => lanes.iter().filter(is_open).cloned().collect(),
+    };
+    Some(ClaimParams { lanes, max: *max })
+}
+
+async fn at_once(work: &mut Work, params: &ExchangeParams, facts: &Facts) -> Result<Exchanged, Fault> {
+    let ExchangeParams { host, now, settles, .. } = params;
+    let claim = open_lanes(params, facts);
     // One view of the keys for both halves: what an end freed is what a claim finds.
     let mut ledger = work.ledger();
     let settled = match settles.is_empty() {
@@ -52,7 +75,7 @@ async fn at_once(work: &mut Work, params: &ExchangeParams, facts: Facts) -> Resu
     let due = claim.is_some() && next_due.is_some_and(|due| due <= *now);
     if let Some(claim) = claim {
         let full = if due { activate(work, *now).await? } else { false };
-        claim::claim(work, ledger, *host, claim, *now, &mut exchanged).await?;
+        claim::claim(work, ledger, *host, &claim, *now, &mut exchanged).await?;
         exchanged.more |= full;
     }
     work.flush().await?;
@@ -60,14 +83,15 @@ async fn at_once(work: &mut Work, params: &ExchangeParams, facts: Facts) -> Resu
     Ok(exchanged)
 }
 
-async fn in_turn(work: &mut Work, params: &ExchangeParams) -> Result<Exchanged, Fault> {
-    let ExchangeParams { host, now, settles, claim } = params;
+async fn in_turn(work: &mut Work, params: &ExchangeParams, facts: &Facts) -> Result<Exchanged, Fault> {
+    let ExchangeParams { host, now, settles, .. } = params;
+    let claim = open_lanes(params, facts);
     let mut ledger = work.ledger();
     let settled = settle::settle_all(work, &mut ledger, *host, settles, *now).await?;
     let mut exchanged = Exchanged { settled, ..Exchanged::default() };
     if let Some(claim) = claim {
         let full = activate(work, *now).await?;
-        claim::claim(work, ledger, *host, claim, *now, &mut exchanged).await?;
+        claim::claim(work, ledger, *host, &claim, *now, &mut exchanged).await?;
         exchanged.more |= full;
     }
     exchanged.next_due = work.next_due().await?;

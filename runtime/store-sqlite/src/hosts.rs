@@ -5,13 +5,14 @@ use std::collections::{BTreeSet, HashSet};
 use sqlx::Row as _;
 use warp_domain::ending::{Ending, FailedReason};
 use warp_domain::ledger::Ledger;
-use warp_domain::{ClaimToken, HostId, JobHandle, KeyId, UnixMillis};
-use warp_store::{HostInfo, Renewed, Rescued, Served, StoreErrorKind, codec};
+use warp_domain::{HostId, KeyId, UnixMillis};
+use warp_store::{HostInfo, RenewParams, Renewed, Rescued, Served, StoreErrorKind, codec};
 
 use crate::error::Fault;
-use crate::rows::{StateRow, state_columns};
+use crate::rows::{StateRow, json_numbers, state_columns};
 use crate::settle::{self, Exit};
 use crate::work::Work;
+use crate::{read, upkeep};
 
 /// A host's running rows. Index: `state_running`.
 pub(crate) const RUNNING_OF: &str = concat!(
@@ -37,7 +38,7 @@ pub(crate) async fn register(work: &mut Work, info: HostInfo) -> Result<HostId, 
 
 pub(crate) async fn serve(work: &mut Work, host: HostId, served: Vec<Served>) -> Result<(), Fault> {
     work.check_host(host).await?;
-    let before = served_contracts(work).await?;
+    let before = claimable_lanes(work).await?;
     sqlx::query("DELETE FROM host_contract WHERE host = ?").bind(host.0).execute(&mut work.conn).await?;
     let contracts: BTreeSet<&str> = served.iter().map(|served| served.declarations.contract.as_str()).collect();
     let rows: Vec<_> = contracts.into_iter().collect();
@@ -62,27 +63,33 @@ async fn renewed_at(work: &mut Work, host: HostId) -> Result<UnixMillis, Fault> 
     Ok(UnixMillis(row.try_get(0)?))
 }
 
-/// Contracts that some live host runs. A table of hosts × contracts, small by nature.
-async fn served_contracts(work: &mut Work) -> Result<BTreeSet<String>, Fault> {
-    let rows = sqlx::query("SELECT DISTINCT contract FROM host_contract").fetch_all(&mut work.conn).await?;
+/// Lanes from which some host may claim. One row for each contract and queue that was ever used, and a lookup in
+/// `host_contract_contract` for each.
+pub(crate) async fn claimable_lanes(work: &mut Work) -> Result<BTreeSet<i64>, Fault> {
+    let rows = sqlx::query("SELECT lane FROM claimable_lane").fetch_all(&mut work.conn).await?;
     rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
 }
 
-/// B7: who counts in a line has changed, so every key where such a job is parked is handed on. Reads the whole index `state_parked`, and only when a contract finds or loses its last host.
-async fn hand_on_changed_lines(work: &mut Work, ledger: &mut Ledger, before: &BTreeSet<String>, now: UnixMillis) -> Result<(), Fault> {
-    let after = served_contracts(work).await?;
-    let changed: Vec<_> = before.symmetric_difference(&after).collect();
+/// B7, C5: who counts in a line has changed, so every key where such a job is parked is handed on. Reads the whole
+/// index `state_parked`, and only when a lane finds or loses its last host, or is paused or resumed.
+pub(crate) async fn hand_on_changed_lines(
+    work: &mut Work,
+    ledger: &mut Ledger,
+    before: &BTreeSet<i64>,
+    now: UnixMillis,
+) -> Result<(), Fault> {
+    let after = claimable_lanes(work).await?;
+    let changed: Vec<_> = before.symmetric_difference(&after).copied().collect();
     if changed.is_empty() {
         return work.write_decisions(ledger, now).await;
     }
     work.take_decisions(ledger, now);
     work.flush().await?;
-    let names = serde_json::to_string(&changed).unwrap_or_default();
     let rows = sqlx::query(
-        "SELECT DISTINCT s.parked_on FROM job_state s INDEXED BY state_parked JOIN lane l ON l.id = s.lane \
-         WHERE s.place = 2 AND l.contract IN (SELECT value FROM json_each(?))",
+        "SELECT DISTINCT s.parked_on FROM job_state s INDEXED BY state_parked \
+         WHERE s.place = 2 AND s.lane IN (SELECT value FROM json_each(?))",
     )
-    .bind(names)
+    .bind(json_numbers(changed))
     .fetch_all(&mut work.conn)
     .await?;
     let keys: BTreeSet<KeyId> = rows.iter().map(|row| Ok(KeyId(row.try_get(0)?))).collect::<Result<_, Fault>>()?;
@@ -93,7 +100,8 @@ async fn hand_on_changed_lines(work: &mut Work, ledger: &mut Ledger, before: &BT
     work.write_decisions(ledger, now).await
 }
 
-pub(crate) async fn renew(work: &mut Work, host: HostId, known: Vec<(JobHandle, ClaimToken)>, now: UnixMillis) -> Result<Renewed, Fault> {
+pub(crate) async fn renew(work: &mut Work, params: RenewParams) -> Result<Renewed, Fault> {
+    let RenewParams { host, known, patience, now } = params;
     let renewed = sqlx::query("UPDATE host SET renewals = renewals + 1, renewed_at = ? WHERE id = ?")
         .bind(now.0)
         .bind(host.0)
@@ -104,7 +112,7 @@ pub(crate) async fn renew(work: &mut Work, host: HostId, known: Vec<(JobHandle, 
     }
     let mut running = running_of(work, host).await?;
     let runs: HashSet<_> = running.iter().map(|(row, _)| (row.job(), row.token)).collect();
-    let lost = known.iter().filter(|(job, token)| !runs.contains(&(*job, Some(token.0)))).map(|(job, _)| *job).collect();
+    let lost = known.iter().filter(|(job, token)| !runs.contains(&(*job, Some(token.0)))).copied().collect();
     let known: HashSet<_> = known.into_iter().map(|(job, token)| (job, Some(token.0))).collect();
     running.retain(|(row, _)| !known.contains(&(row.job(), row.token)));
     let handed_back = u32::try_from(running.len()).unwrap_or(u32::MAX);
@@ -112,12 +120,32 @@ pub(crate) async fn renew(work: &mut Work, host: HostId, known: Vec<(JobHandle, 
         let mut ledger = give_back(work, running, "its host does not know of this run", now).await?;
         work.write_decisions(&mut ledger, now).await?;
     }
-    Ok(Renewed { handed_back, lost })
+    let expired = expire(work, patience, now).await?;
+    let reserved = upkeep::has_reserved(work).await?;
+    Ok(Renewed { handed_back, lost, hosts: read::hosts(&mut work.conn).await?, expired, reserved })
+}
+
+/// Other hosts' reservations must not cost this host its lease: a row that cannot be read is told and left alone.
+async fn expire(work: &mut Work, patience: std::time::Duration, now: UnixMillis) -> Result<u32, Fault> {
+    let piece = work.piece().await?;
+    work.frame().await?;
+    match upkeep::expire_reservations(work, patience, now).await {
+        Ok(expired) => {
+            work.keep_piece();
+            Ok(expired)
+        }
+        Err(fault) if matches!(fault.kind(), StoreErrorKind::Schema | StoreErrorKind::Internal) => {
+            tracing::warn!(reason = fault.text(work.path()), "unclaimed reservations could not be returned");
+            work.undo_piece(piece).await?;
+            Ok(0)
+        }
+        Err(fault) => Err(fault),
+    }
 }
 
 pub(crate) async fn deregister(work: &mut Work, host: HostId, now: UnixMillis) -> Result<(), Fault> {
     work.check_host(host).await?;
-    let before = served_contracts(work).await?;
+    let before = claimable_lanes(work).await?;
     let running = running_of(work, host).await?;
     remove(work, host).await?;
     let mut ledger = give_back(work, running, "its host stopped", now).await?;
@@ -146,7 +174,7 @@ pub(crate) async fn rescue(work: &mut Work, host: HostId, renewals: i64, max_dea
     if found.is_none() {
         return Ok(Rescued::default());
     }
-    let before = served_contracts(work).await?;
+    let before = claimable_lanes(work).await?;
     let running = running_of(work, host).await?;
     remove(work, host).await?;
     let mut ledger = work.ledger();

@@ -36,14 +36,14 @@ pub(crate) const KEYS: &str = "SELECT \
       FROM json_each(?1) k CROSS JOIN job_state s WHERE s.handle IN ( \
         SELECT w.handle FROM job_state w INDEXED BY state_parked \
         WHERE w.place = 2 AND w.parked_on = k.value \
-          AND EXISTS (SELECT 1 FROM lane l JOIN host_contract c ON c.contract = l.contract WHERE l.id = w.lane) \
+          AND EXISTS (SELECT 1 FROM claimable_lane c WHERE c.lane = w.lane) \
         ORDER BY w.ticket LIMIT +?2))";
 
 /// Further waiters of one key, behind a ticket. Index: `state_parked`.
 pub(crate) const REST_OF_LINE: &str = "SELECT w.parked_on, w.handle, w.ticket, w.stamp, w.keys \
      FROM job_state w INDEXED BY state_parked \
      WHERE w.place = 2 AND w.parked_on = ? AND w.ticket > ? \
-       AND EXISTS (SELECT 1 FROM lane l JOIN host_contract c ON c.contract = l.contract WHERE l.id = w.lane) \
+       AND EXISTS (SELECT 1 FROM claimable_lane c WHERE c.lane = w.lane) \
      ORDER BY w.ticket LIMIT +?";
 
 impl Work {

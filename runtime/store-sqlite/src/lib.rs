@@ -23,6 +23,7 @@ mod exchange;
 mod hosts;
 mod keys;
 mod operator;
+mod pause;
 mod presence;
 mod read;
 mod rows;
@@ -33,6 +34,7 @@ mod upkeep;
 mod work;
 mod writer;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,9 +44,9 @@ use sqlx::sqlite::{SqlitePool, SqlitePoolOptions};
 use tokio::task::JoinHandle;
 use warp_domain::{ClaimToken, HostId, JobHandle, JobId, RunNumber, UnixMillis};
 use warp_store::{
-    AdminLimit, CancelSignal, CommandVerdict, EnqueueVerdict, ExchangeParams, Exchanged, HostInfo, HostSeen, JobDetails, JobFilter,
-    JobSummary, KeySeen, LogLine, NewJob, Overview, Renewed, Rescued, Result, Retention, RunOutput, Served, SettleVerdict, StateVerdict,
-    StateWrite, Store,
+    AdminLimit, CommandVerdict, EnqueueVerdict, ExchangeParams, Exchanged, HostInfo, HostSeen, JobDetails, JobFilter, JobSummary, KeySeen,
+    LogLine, NewJob, Overview, Pause, RenewParams, Renewed, Rescued, Result, Retention, RunOutput, Served, SettleVerdict, Signals,
+    StateVerdict, StateWrite, Store,
 };
 
 use crate::changes::Changes;
@@ -104,6 +106,11 @@ impl SqliteStore {
         schema::backup(&self.path, to).await
     }
 
+    /// What the operating system knows of hosts.
+    fn note_gone(&self, hosts: &mut [HostSeen]) {
+        hosts.iter_mut().for_each(|seen| seen.gone = self.presence.is_gone(seen.host));
+    }
+
     fn told<T>(&self, op: &'static str, answer: std::result::Result<T, Fault>) -> Result<T> {
         answer.map_err(|fault| fault.into_error(op, &self.path))
     }
@@ -126,8 +133,10 @@ impl Store for SqliteStore {
         self.writer.run("publish what a host runs", move |work| Box::pin(hosts::serve(work, host, served))).await
     }
 
-    async fn renew(&self, host: HostId, known: Vec<(JobHandle, ClaimToken)>, now: UnixMillis) -> Result<Renewed> {
-        self.writer.run("renew a lease", move |work| Box::pin(hosts::renew(work, host, known, now))).await
+    async fn renew(&self, params: RenewParams) -> Result<Renewed> {
+        let mut renewed = self.writer.run("renew a lease", move |work| Box::pin(hosts::renew(work, params))).await?;
+        self.note_gone(&mut renewed.hosts);
+        Ok(renewed)
     }
 
     async fn deregister(&self, host: HostId, now: UnixMillis) -> Result<()> {
@@ -137,8 +146,8 @@ impl Store for SqliteStore {
     }
 
     async fn hosts(&self) -> Result<Vec<HostSeen>> {
-        let mut hosts = self.told("list hosts", read::hosts(&self.readers).await)?;
-        hosts.iter_mut().for_each(|seen| seen.gone = self.presence.is_gone(seen.host));
+        let mut hosts = self.told("list hosts", read::all_hosts(&self.readers).await)?;
+        self.note_gone(&mut hosts);
         Ok(hosts)
     }
 
@@ -159,8 +168,8 @@ impl Store for SqliteStore {
         self.writer.run("store output", move |work| Box::pin(upkeep::append_output(work, host, handle, token, output))).await
     }
 
-    async fn cancel_signals(&self, host: HostId) -> Result<Vec<CancelSignal>> {
-        self.told("read cancellations", read::cancel_signals(&self.readers, host).await)
+    async fn signals(&self, host: HostId) -> Result<Signals> {
+        self.told("read signals", read::signals(&self.readers, host).await)
     }
 
     async fn expire_reservations(&self, patience: Duration, now: UnixMillis) -> Result<u32> {
@@ -229,6 +238,29 @@ impl Store for SqliteStore {
 
     async fn key(&self, key: &str) -> Result<Option<KeySeen>> {
         self.told("read a key", read::key(&self.readers, key).await)
+    }
+
+    async fn pause_queue(&self, queue: &str, by: &str, now: UnixMillis) -> Result<bool> {
+        let (queue, by) = (queue.to_owned(), by.to_owned());
+        self.writer.run("pause a queue", move |work| Box::pin(pause::pause_queue(work, queue, by, now))).await
+    }
+
+    async fn resume_queue(&self, queue: &str, now: UnixMillis) -> Result<bool> {
+        let queue = queue.to_owned();
+        self.writer.run("resume a queue", move |work| Box::pin(pause::resume_queue(work, queue, now))).await
+    }
+
+    async fn paused_queues(&self) -> Result<BTreeMap<String, Pause>> {
+        self.told("list paused queues", read::all_paused_queues(&self.readers).await)
+    }
+
+    async fn pause_host(&self, host: HostId, by: &str, now: UnixMillis) -> Result<bool> {
+        let by = by.to_owned();
+        self.writer.run("pause a host", move |work| Box::pin(pause::pause_host(work, host, by, now))).await
+    }
+
+    async fn resume_host(&self, host: HostId, now: UnixMillis) -> Result<bool> {
+        self.writer.run("resume a host", move |work| Box::pin(pause::resume_host(work, host, now))).await
     }
 
     async fn overview(&self) -> Result<Overview> {

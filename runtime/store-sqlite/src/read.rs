@@ -9,7 +9,7 @@ use warp_domain::policy::{Concurrency, Declared, Stamp};
 use warp_domain::{Digest, HostId, JobId, KeyId, RunNumber, UnixMillis};
 use warp_store::{
     AdminLimit, AuditRow, CancelSignal, HolderSeen, HostSeen, JobDetails, JobFilter, JobSummary, KeySeen, LogLine, MAX_LISTED, Overview,
-    StoreErrorKind, WaiterSeen, Waiting, codec,
+    Pause, Signals, StoreErrorKind, WaiterSeen, Waiting, codec,
 };
 
 use crate::enqueue::{read_id, read_metadata};
@@ -209,8 +209,11 @@ async fn waiting(
     Ok(Some(match row.place {
         Place::Scheduled => Waiting::Due(UnixMillis(row.due)),
         Place::Reserved => Waiting::Reserved,
-        Place::Ready if !is_served(conn, &summary.contract).await? => Waiting::ForHost,
-        Place::Ready => Waiting::ForWorker { ahead: ahead(conn, row).await? },
+        Place::Ready => match paused_queues(conn).await?.remove(&summary.queue) {
+            Some(pause) => Waiting::Paused(pause),
+            None if !is_claimable(conn, row.lane).await? => Waiting::ForHost,
+            None => Waiting::ForWorker { ahead: ahead(conn, row).await? },
+        },
         Place::Parked => {
             let Some(key) = row.parked_on else { return Ok(None) };
             let stamped = stamp.and_then(|stamp| stamp.concurrency.as_ref()).map_or(1, |concurrency| concurrency.value.limit);
@@ -234,9 +237,21 @@ async fn waiting(
     }))
 }
 
-async fn is_served(conn: &mut SqliteConnection, contract: &str) -> Result<bool, Fault> {
-    let found = sqlx::query("SELECT 1 FROM host_contract WHERE contract = ? LIMIT 1").bind(contract).fetch_optional(conn).await?;
+async fn is_claimable(conn: &mut SqliteConnection, lane: i64) -> Result<bool, Fault> {
+    let found = sqlx::query("SELECT 1 FROM claimable_lane WHERE lane = ?").bind(lane).fetch_optional(conn).await?;
     Ok(found.is_some())
+}
+
+/// A table that is small by nature.
+async fn paused_queues(conn: &mut SqliteConnection) -> Result<BTreeMap<String, Pause>, Fault> {
+    let rows = sqlx::query("SELECT queue, paused_by, paused_at FROM queue_pause").fetch_all(conn).await?;
+    rows.iter().map(|row| Ok((row.try_get(0)?, Pause { by: row.try_get(1)?, at: UnixMillis(row.try_get(2)?) }))).collect()
+}
+
+/// Every paused queue.
+pub(crate) async fn all_paused_queues(pool: &SqlitePool) -> Result<BTreeMap<String, Pause>, Fault> {
+    let mut conn = pool.acquire().await?;
+    paused_queues(&mut conn).await
 }
 
 async fn ahead(conn: &mut SqliteConnection, row: &StateRow) -> Result<u32, Fault> {
@@ -275,13 +290,19 @@ fn stream_name(name: &str) -> &'static str {
 }
 
 /// Every registered host.
-pub(crate) async fn hosts(pool: &SqlitePool) -> Result<Vec<HostSeen>, Fault> {
+pub(crate) async fn all_hosts(pool: &SqlitePool) -> Result<Vec<HostSeen>, Fault> {
+    let mut conn = pool.acquire().await?;
+    hosts(&mut conn).await
+}
+
+/// Every registered host, as this connection sees them. Index: `state_running`.
+pub(crate) async fn hosts(conn: &mut SqliteConnection) -> Result<Vec<HostSeen>, Fault> {
     let rows = sqlx::query(
         "SELECT h.id, n.name, h.renewals, h.started_at, h.renewed_at, \
-         (SELECT count(*) FROM job_state s INDEXED BY state_running WHERE s.place = 4 AND s.host = h.id) \
+         (SELECT count(*) FROM job_state s INDEXED BY state_running WHERE s.place = 4 AND s.host = h.id), h.paused_by, h.paused_at \
          FROM host h JOIN host_name n ON n.id = h.id ORDER BY h.id",
     )
-    .fetch_all(pool)
+    .fetch_all(conn)
     .await?;
     rows.iter()
         .map(|row| {
@@ -293,18 +314,33 @@ pub(crate) async fn hosts(pool: &SqlitePool) -> Result<Vec<HostSeen>, Fault> {
                 renewed_at: UnixMillis(row.try_get(4)?),
                 running: row.try_get(5)?,
                 gone: false,
+                paused: read_pause(row, 6)?,
             })
         })
         .collect()
 }
 
-/// Runs of a host that somebody wants cancelled.
-pub(crate) async fn cancel_signals(pool: &SqlitePool, host: HostId) -> Result<Vec<CancelSignal>, Fault> {
+/// Who paused a host and when, from two columns that are both null if nobody has.
+fn read_pause(row: &SqliteRow, from: usize) -> Result<Option<Pause>, Fault> {
+    let (by, at): (Option<String>, Option<i64>) = (row.try_get(from)?, row.try_get(from + 1)?);
+    Ok(by.zip(at).map(|(by, at)| Pause { by, at: UnixMillis(at) }))
+}
+
+/// What a host must hear. Tables that are small by nature, and the primary key of `job_state`.
+pub(crate) async fn signals(pool: &SqlitePool, host: HostId) -> Result<Signals, Fault> {
+    let mut conn = snapshot(pool).await?;
+    let row = sqlx::query("SELECT paused_at IS NOT NULL FROM host WHERE id = ?").bind(host.0).fetch_optional(&mut *conn).await?;
+    let host_paused = row.map(|row| row.try_get(0)).transpose()?.unwrap_or(false);
+    let paused_queues = paused_queues(&mut conn).await?.into_keys().collect();
+    Ok(Signals { cancelled: cancelled(&mut conn, host).await?, host_paused, paused_queues })
+}
+
+async fn cancelled(conn: &mut SqliteConnection, host: HostId) -> Result<Vec<CancelSignal>, Fault> {
     let rows = sqlx::query(
         "SELECT s.handle, s.token FROM cancel_request c JOIN job_state s ON s.handle = c.job AND s.token = c.token WHERE s.place = 4 AND s.host = ?",
     )
     .bind(host.0)
-    .fetch_all(pool)
+    .fetch_all(conn)
     .await?;
     rows.iter()
         .map(|row| Ok(CancelSignal { handle: warp_domain::JobHandle(row.try_get(0)?), token: warp_domain::ClaimToken(row.try_get(1)?) }))
@@ -339,7 +375,7 @@ pub(crate) async fn key(pool: &SqlitePool, key: &str) -> Result<Option<KeySeen>,
 pub(crate) async fn key_by_id(conn: &mut SqliteConnection, id: KeyId) -> Result<Option<KeySeen>, Fault> {
     let Some(mut seen) = key_with_holders(conn, id).await? else { return Ok(None) };
     let rows = sqlx::query(
-        "SELECT j.id, l.contract, p.body, s.changed_at, EXISTS (SELECT 1 FROM host_contract c WHERE c.contract = l.contract) \
+        "SELECT j.id, l.contract, p.body, s.changed_at, EXISTS (SELECT 1 FROM claimable_lane c WHERE c.lane = s.lane) \
          FROM job_state s INDEXED BY state_parked JOIN job j ON j.handle = s.handle JOIN lane l ON l.id = s.lane LEFT JOIN policy p ON p.id = s.stamp \
          WHERE s.place = 2 AND s.parked_on = ? ORDER BY s.ticket LIMIT ?",
     )
@@ -432,7 +468,7 @@ pub(crate) async fn overview(pool: &SqlitePool) -> Result<Overview, Fault> {
     .fetch_one(&mut *conn)
     .await?;
     let number = |at: usize| -> Result<u64, Fault> { count(&counted, at) };
-    let mut overview = Overview { parked: number(2)?, ..Overview::default() };
+    let mut overview = Overview { parked: number(2)?, paused_queues: paused_queues(&mut conn).await?, ..Overview::default() };
     let mut states = BTreeMap::from([
         (State::Scheduled, number(0)?),
         (State::Enqueued, number(1)? + number(2)? + number(3)?),

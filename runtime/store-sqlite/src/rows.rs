@@ -406,12 +406,15 @@ pub(crate) struct Writes {
     blocks: Vec<(i64, i64, i64)>,
     /// Jobs that this transaction has made runnable and nobody has claimed in it.
     runnable: HashSet<i64>,
+    /// Those of them that were reserved or woken for a key.
+    reserved: HashSet<i64>,
     /// The earliest due time of what this command has scheduled.
     scheduled: Option<i64>,
 }
 
 impl Writes {
     pub(crate) fn state(&mut self, row: StateRow) {
+        self.reserved.remove(&row.handle);
         match row.place {
             Place::Ready => self.runnable.insert(row.handle),
             _ => self.runnable.remove(&row.handle),
@@ -443,7 +446,7 @@ impl Writes {
 
     /// What outlasts a flush.
     pub(crate) fn memory(&self) -> Writes {
-        Writes { runnable: self.runnable.clone(), scheduled: self.scheduled, ..Writes::default() }
+        Writes { runnable: self.runnable.clone(), reserved: self.reserved.clone(), scheduled: self.scheduled, ..Writes::default() }
     }
 
     /// Whether nothing waits to be written.
@@ -494,6 +497,11 @@ impl Writes {
         !self.runnable.is_empty()
     }
 
+    /// How many jobs this command has reserved or woken and not claimed.
+    pub(crate) fn reserved(&self) -> usize {
+        self.reserved.len()
+    }
+
     /// `entry` is the next number of the history.
     pub(crate) fn audit(&mut self, entry: i64, audit: Audit) {
         self.audits.push((entry, audit));
@@ -525,10 +533,12 @@ impl Writes {
                 Effect::Reserve { job } => {
                     self.moves.push((job.0, Place::Reserved, now.0));
                     self.runnable.insert(job.0);
+                    self.reserved.insert(job.0);
                 }
                 Effect::Wake { job } => {
                     self.moves.push((job.0, Place::Ready, now.0));
                     self.runnable.insert(job.0);
+                    self.reserved.insert(job.0);
                 }
                 Effect::Free { job } => {
                     // Deletions are written before insertions: a slot taken and freed again is neither.
@@ -566,9 +576,10 @@ impl Writes {
             unblocks,
             blocks,
             runnable,
+            reserved,
             scheduled,
         } = std::mem::take(self);
-        (self.runnable, self.scheduled) = (runnable, scheduled);
+        (self.runnable, self.reserved, self.scheduled) = (runnable, reserved, scheduled);
         let one = |job: &i64, row: &mut crate::bulk::Row<'_>| row.put(*job).map(drop);
         script.rows(&with.free_unique, &free_unique, one)?;
         // A run that starts or completes changes few columns.

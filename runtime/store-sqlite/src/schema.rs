@@ -13,7 +13,10 @@ use warp_store::{Result, StoreError, StoreErrorKind};
 use crate::error::{Fault, check_room_to_open};
 
 /// Every migration in order; the schema's version is how many have been applied.
-pub const MIGRATIONS: [(&str, &str); 1] = [("0001_jobs", include_str!("../../../migrations/sqlite/0001_jobs.sql"))];
+pub const MIGRATIONS: [(&str, &str); 2] = [
+    ("0001_jobs", include_str!("../../../migrations/sqlite/0001_jobs.sql")),
+    ("0002_pause", include_str!("../../../migrations/sqlite/0002_pause.sql")),
+];
 
 /// The schema version that this build reads and writes.
 pub const SCHEMA_VERSION: u32 = MIGRATIONS.len() as u32;

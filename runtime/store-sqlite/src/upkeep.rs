@@ -20,7 +20,7 @@ const EXPIRED: i64 = 1000;
 pub(crate) const STALE: &str = concat!(
     "SELECT ",
     state_columns!(),
-    ", EXISTS (SELECT 1 FROM lane l JOIN host_contract c ON c.contract = l.contract WHERE l.id = s.lane) FROM job_state s WHERE s.handle IN (",
+    ", EXISTS (SELECT 1 FROM claimable_lane c WHERE c.lane = s.lane) FROM job_state s WHERE s.handle IN (",
     "SELECT handle FROM job_state INDEXED BY state_reserved WHERE place = 3 AND changed_at <= ?1 ",
     "UNION ALL SELECT handle FROM job_state INDEXED BY state_woken WHERE place = 1 AND parked_on IS NOT NULL AND changed_at <= ?1) ",
     "ORDER BY s.changed_at, s.handle LIMIT +?2"
@@ -50,6 +50,17 @@ pub(crate) async fn expire_reservations(work: &mut Work, patience: Duration, now
     }
     work.write_decisions(&mut ledger, now).await?;
     Ok(expired)
+}
+
+/// Whether something is reserved or woken that nobody has claimed yet. Indexes: `state_reserved`, `state_woken`.
+pub(crate) async fn has_reserved(work: &mut Work) -> Result<bool, Fault> {
+    let row = sqlx::query(
+        "SELECT EXISTS (SELECT 1 FROM job_state INDEXED BY state_reserved WHERE place = 3) \
+         OR EXISTS (SELECT 1 FROM job_state INDEXED BY state_woken WHERE place = 1 AND parked_on IS NOT NULL)",
+    )
+    .fetch_one(&mut work.conn)
+    .await?;
+    Ok(row.try_get(0)?)
 }
 
 /// Deletes what has ended long enough ago. Index: `state_ended`, one range per state, oldest first.

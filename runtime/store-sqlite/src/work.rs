@@ -49,21 +49,30 @@ pub(crate) struct Facts {
     pub(crate) cancellations: bool,
     /// When the next scheduled job falls due.
     pub(crate) next_due: Option<UnixMillis>,
-    hosts: Vec<i64>,
+    /// Queues from which nothing is claimed.
+    pub(crate) paused_queues: Vec<String>,
+    /// Hosts, and whether each is paused.
+    hosts: Vec<(i64, u8)>,
 }
 
 impl Facts {
     /// Whether a host is still registered; a rescued one is not, and hears it here (C1).
     pub(crate) fn check_host(&self, host: HostId) -> Result<(), Fault> {
-        if self.hosts.contains(&host.0) { Ok(()) } else { Err(host_lost(host)) }
+        if self.hosts.iter().any(|(id, _)| *id == host.0) { Ok(()) } else { Err(host_lost(host)) }
+    }
+
+    /// Whether a host claims nothing.
+    pub(crate) fn is_paused(&self, host: HostId) -> bool {
+        self.hosts.contains(&(host.0, 1))
     }
 }
 
-/// Columns that [`read_facts`] expects. Index: `state_scheduled`; the other two tables are small by nature.
+/// Columns that [`read_facts`] expects. Index: `state_scheduled`; the other tables are small by nature.
 macro_rules! facts {
     () => {
         "EXISTS (SELECT 1 FROM cancel_request), (SELECT min(due) FROM job_state INDEXED BY state_scheduled WHERE place = 0), \
-         (SELECT json_group_array(id) FROM host)"
+         (SELECT json_group_array(json_array(id, paused_at IS NOT NULL)) FROM host), \
+         (SELECT json_group_array(queue) FROM queue_pause)"
     };
 }
 
@@ -492,10 +501,12 @@ fn host_lost(host: HostId) -> Fault {
 
 /// Reads [`Facts`] from a column on.
 fn read_facts(row: &SqliteRow, from: usize) -> Result<Facts, Fault> {
-    let hosts: &str = row.try_get(from + 2)?;
+    let damaged = |what: &str, error: serde_json::Error| Fault::Said(StoreErrorKind::Internal, format!("the {what}: {error}"));
+    let (hosts, queues): (&str, &str) = (row.try_get(from + 2)?, row.try_get(from + 3)?);
     Ok(Facts {
         cancellations: row.try_get(from)?,
         next_due: row.try_get::<Option<i64>, _>(from + 1)?.map(UnixMillis),
-        hosts: serde_json::from_str(hosts).map_err(|error| Fault::Said(StoreErrorKind::Internal, format!("the hosts: {error}")))?,
+        hosts: serde_json::from_str(hosts).map_err(|error| damaged("hosts", error))?,
+        paused_queues: serde_json::from_str(queues).map_err(|error| damaged("paused queues", error))?,
     })
 }

@@ -34,7 +34,7 @@ pub async fn a_dropped_call_is_done_or_not_begun(world: World) {
         poll_and_drop(world.store.exchange(params), (round * 7) % 12).await;
     }
     // Whatever the dropped exchanges claimed belongs to this host, which knows none of it.
-    world.store.renew(host.id, Vec::new(), world.now()).await.expect("renew");
+    world.renew(host.id, Vec::new()).await;
     let mut stored = Vec::new();
     for (at, id) in ids.iter().enumerate() {
         if world.store.job(*id, world.now()).await.expect("read").is_some() {
@@ -121,6 +121,10 @@ pub async fn whatever_makes_a_job_runnable_wakes(world: World) {
     let other = world.host(&[plain("free")]).await;
     world.claim(&other, 5).await;
     wakes(&world, "a rescue", world.rescue(&other)).await;
+    wakes(&world, "a pause", world.store.pause_queue("night", "ada", world.now())).await;
+    wakes(&world, "its end", world.store.resume_queue("night", world.now())).await;
+    wakes(&world, "a host's pause", world.store.pause_host(host.id, "ada", world.now())).await;
+    wakes(&world, "its end", world.store.resume_host(host.id, world.now())).await;
 }
 
 /// Waits for the announcement of what `act` does; what was announced before is over.

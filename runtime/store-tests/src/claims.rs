@@ -85,7 +85,7 @@ pub async fn a_host_without_registration_is_told_so(world: World) {
         };
         let error = world.store.exchange(params(vec![settle(&claimed, done())])).await.expect_err("not registered");
         assert_eq!(error.kind(), StoreErrorKind::HostLost);
-        assert_eq!(world.store.renew(id, Vec::new(), world.now()).await.expect_err("not registered").kind(), StoreErrorKind::HostLost);
+        assert_eq!(world.try_renew(id, Vec::new()).await.expect_err("not registered").kind(), StoreErrorKind::HostLost);
         assert_eq!(world.store.serve(id, Vec::new()).await.expect_err("not registered").kind(), StoreErrorKind::HostLost);
         assert_eq!(world.store.deregister(id, world.now()).await.expect_err("not registered").kind(), StoreErrorKind::HostLost);
     }

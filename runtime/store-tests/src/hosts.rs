@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use warp_domain::ending::State;
 use warp_domain::{ClaimToken, JobHandle};
-use warp_store::{CommandVerdict, Renewed, Rescued, SettleVerdict};
+use warp_store::{CommandVerdict, HostSeen, Renewed, Rescued, SettleVerdict};
 
 use crate::world::{World, done, gated, mutex, plain, settle};
 
@@ -17,8 +17,9 @@ pub async fn hosts_are_seen(world: World) {
     let seen = world.store.hosts().await.expect("hosts");
     let before = seen[0].clone();
     assert_eq!((seen.len(), before.host, before.name.as_str(), before.running), (1, host.id, "machine-1", 2));
-    world.store.renew(host.id, Vec::new(), world.now()).await.expect("renew");
+    let told = world.renew(host.id, Vec::new()).await.hosts;
     let after = world.store.hosts().await.expect("hosts")[0].clone();
+    assert_eq!(told, [HostSeen { running: 0, ..after.clone() }], "a renewal tells of every host");
     assert!(after.renewals > before.renewals);
     assert_eq!((after.started_at, after.renewed_at), (before.started_at, world.now()));
     assert_eq!(world.store.served_contracts().await.expect("served"), ["a", "b"]);
@@ -34,12 +35,15 @@ pub async fn a_renewal_compares_what_both_sides_know(world: World) {
     world.enqueue((0..3).map(|n| world.job("c", &format!("{{\"n\": {n}}}"))).collect()).await;
     let claimed = world.claim(&host, 3).await;
     let known = |at: usize| (claimed[at].handle, claimed[at].token);
-    let renew = async |known: Vec<_>| world.store.renew(host.id, known, world.now()).await.expect("renew");
-    assert_eq!(renew(vec![known(0), known(1), known(2)]).await, Renewed::default());
+    let renew = async |known: Vec<_>| {
+        let Renewed { handed_back, lost, .. } = world.renew(host.id, known).await;
+        (handed_back, lost)
+    };
+    assert_eq!(renew(vec![known(0), known(1), known(2)]).await, (0, vec![]));
     let stranger = (JobHandle(4711), ClaimToken(1));
     let outdated = (claimed[0].handle, ClaimToken(claimed[0].token.0 - 1));
     let renewed = renew(vec![known(0), stranger, known(2), outdated]).await;
-    assert_eq!(renewed, Renewed { handed_back: 1, lost: vec![stranger.0, outdated.0] });
+    assert_eq!(renewed, (1, vec![stranger, outdated]));
     let back = world.details(claimed[1].id).await.summary;
     assert_eq!((back.state, back.attempts, back.runs), (State::Enqueued, 0, 1));
     assert_eq!(world.holders("k:1").await, [], "its slot is free");
@@ -60,7 +64,7 @@ pub async fn a_rescue_gives_everything_back(world: World) {
     let seen = world.store.hosts().await.expect("hosts").into_iter().find(|seen| seen.host == dead.id).expect("registered");
     // It renews in time: the rescuer that has seen the old number does nothing.
     let known = running.iter().map(|claimed| (claimed.handle, claimed.token)).collect();
-    world.store.renew(dead.id, known, world.now()).await.expect("renew");
+    world.renew(dead.id, known).await;
     let missed = world.store.rescue(dead.id, seen.renewals, 5, world.now()).await.expect("rescue");
     assert_eq!(missed, Rescued::default());
     assert_eq!(world.state(free).await, State::Processing);

@@ -13,6 +13,7 @@ pub mod entries;
 pub mod hosts;
 pub mod keys;
 pub mod operators;
+pub mod pauses;
 pub mod settles;
 mod world;
 
@@ -64,6 +65,10 @@ macro_rules! conformance {
             lists_filter_and_page, keys_are_listed_busiest_first, the_overview_adds_up, retention_removes_what_is_old_enough,
             retention_keeps_the_keys_of_the_living
         }
+        $crate::conformance! { $open, pauses:
+            a_paused_queue_starts_nothing_new, a_paused_host_starts_nothing_new, waiters_of_a_paused_queue_are_passed_over,
+            waiters_for_a_paused_host_are_passed_over, a_reservation_in_a_paused_queue_goes_on, hosts_hear_of_pauses
+        }
         $crate::conformance! { $open, calls:
             a_dropped_call_is_done_or_not_begun, many_callers_at_once, whatever_makes_a_job_runnable_wakes
         }
@@ -94,6 +99,7 @@ mod tests {
             include_str!("hosts.rs"),
             include_str!("keys.rs"),
             include_str!("operators.rs"),
+            include_str!("pauses.rs"),
             include_str!("settles.rs"),
         ];
         let cases: Vec<_> = groups.iter().flat_map(|text| text.lines()).filter_map(|line| line.strip_prefix("pub async fn ")).collect();

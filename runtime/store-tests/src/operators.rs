@@ -23,15 +23,15 @@ pub async fn cancelling_depends_on_the_state(world: World) {
     }
     world.cancel(waiting, CommandVerdict::NotNow(State::Deleted)).await;
     world.cancel(JobId(4711), CommandVerdict::Unknown).await;
-    assert_eq!(world.store.cancel_signals(host.id).await.expect("signals"), []);
+    assert_eq!(world.store.signals(host.id).await.expect("signals").cancelled, []);
     world.cancel(running, CommandVerdict::Requested).await;
-    let signals = world.store.cancel_signals(host.id).await.expect("signals");
+    let signals = world.store.signals(host.id).await.expect("signals").cancelled;
     assert_eq!(signals.iter().map(|signal| (signal.handle, signal.token)).collect::<Vec<_>>(), [(claimed.handle, claimed.token)]);
     assert_eq!(world.state(running).await, State::Processing, "its host ends it");
     assert!(world.events(running).await.contains(&"CancellationRequested".to_owned()));
     world.end(&host, &claimed, Ending::Deleted { message: "cancelled".into() }).await;
     assert_eq!(world.state(running).await, State::Deleted);
-    assert_eq!(world.store.cancel_signals(host.id).await.expect("signals"), []);
+    assert_eq!(world.store.signals(host.id).await.expect("signals").cancelled, []);
 }
 
 /// A cancelled run that fails, snoozes or is given back does not run again; one that finishes has finished.
@@ -60,7 +60,7 @@ pub async fn a_cancelled_run_does_not_come_back(world: World) {
     let host = world.host(&[plain("c")]).await;
     world.requeue(id, CommandVerdict::Done).await;
     let again = world.claim_one(&host).await;
-    assert_eq!(world.store.cancel_signals(host.id).await.expect("signals"), []);
+    assert_eq!(world.store.signals(host.id).await.expect("signals").cancelled, []);
     world.end(&host, &again, retry_at(world.now())).await;
     assert_eq!(world.state(id).await, State::Enqueued);
 }

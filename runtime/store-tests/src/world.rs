@@ -9,10 +9,10 @@ use std::time::Duration;
 use warp_domain::ending::{Ending, State};
 use warp_domain::policy::{Concurrency, ConcurrencyKind, Declared, Mode, OnRetry, Order, Retry};
 use warp_domain::resolve::Declarations;
-use warp_domain::{Digest, HostId, JobId, UnixMillis};
+use warp_domain::{ClaimToken, Digest, HostId, JobHandle, JobId, UnixMillis};
 use warp_store::{
     ClaimParams, Claimed, CommandVerdict, EnqueueVerdict, ExchangeParams, Exchanged, HostInfo, JobDetails, KeySeen, Lane, NewJob,
-    RunOutput, Served, Settle, SettleVerdict, Store, Waiting,
+    RenewParams, Renewed, RunOutput, Served, Settle, SettleVerdict, Store, Waiting,
 };
 
 /// An empty store, and what must live as long as it does (a directory, a server).
@@ -40,6 +40,9 @@ pub struct Host {
     /// Its lanes: every contract in the queue `default`.
     pub lanes: Arc<[Lane]>,
 }
+
+/// How long a reservation may stay unclaimed (B7).
+pub const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The queue of every job here.
 pub const QUEUE: &str = "default";
@@ -210,6 +213,16 @@ impl World {
     /// Sets an admin limit.
     pub async fn limit(&self, key: &str, limit: u32) -> KeySeen {
         self.store.set_limit(key, limit, "ada", self.now()).await.expect("set a limit")
+    }
+
+    /// One renewal by a host that knows these.
+    pub async fn renew(&self, id: HostId, known: Vec<(JobHandle, ClaimToken)>) -> Renewed {
+        self.try_renew(id, known).await.expect("renew")
+    }
+
+    /// The same, which may be refused.
+    pub async fn try_renew(&self, host: HostId, known: Vec<(JobHandle, ClaimToken)>) -> warp_store::Result<Renewed> {
+        self.store.renew(RenewParams { host, known, patience: PATIENCE, now: self.now() }).await
     }
 
     /// The host dies and is rescued at once.

@@ -98,15 +98,48 @@ pub struct HostSeen {
     pub running: u32,
     /// Whether the driver knows for certain that its process has ended, so that nobody need wait for its lease.
     pub gone: bool,
+    /// Who paused it, if somebody has: it starts nothing new.
+    pub paused: Option<Pause>,
 }
 
-/// What a renewal found.
+/// An operator's word that a queue or a host starts nothing new until somebody takes it back. What runs goes on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pause {
+    /// Who.
+    pub by: String,
+    /// When.
+    pub at: UnixMillis,
+}
+
+/// A host's regular tick: one call that does all that is due for it.
+#[derive(Debug, Clone)]
+pub struct RenewParams {
+    /// Whose lease. A host that was rescued gets [`crate::StoreErrorKind::HostLost`].
+    pub host: HostId,
+    /// Every run that the host knows and has no answer for yet: what runs or waits in it, and ends that are on their
+    /// way. No claim of this host is under way meanwhile, ends may be.
+    pub known: Vec<(JobHandle, ClaimToken)>,
+    /// How long a reservation (or wake) of any host may stay unclaimed (B7), as in [`Store::expire_reservations`].
+    pub patience: Duration,
+    /// Now.
+    pub now: UnixMillis,
+}
+
+/// What a renewal found and did besides.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Renewed {
     /// Rows under this host's name that it did not know; they have been handed back uncharged.
     pub handed_back: u32,
-    /// Runs that this host believes it has and that the store does not: stop them, nothing they say counts.
-    pub lost: Vec<JobHandle>,
+    /// Runs among the known ones, in their order, that the store does not have under this host: nothing they say
+    /// counts. Ends that were written while the renewal was on its way are among them.
+    pub lost: Vec<(JobHandle, ClaimToken)>,
+    /// Every registered host after the renewal, the one that renews included, as in [`Store::hosts`].
+    pub hosts: Vec<HostSeen>,
+    /// Reservations (and wakes) that nobody claimed within the patience and that went back into their lines. A fault
+    /// among these does not fail the renewal.
+    pub expired: u32,
+    /// Whether, after that, something is reserved or woken that nobody has claimed yet.
+    pub reserved: bool,
 }
 
 /// What a rescue did.
@@ -289,10 +322,14 @@ pub struct Exchanged {
     pub settled: Vec<SettleVerdict>,
     /// What the host now runs.
     pub claimed: Vec<Claimed>,
-    /// Whether another claim would find more at once.
+    /// Whether another claim would find more at once. Lanes that are paused have none.
     pub more: bool,
-    /// When the next scheduled job falls due, if there is one.
+    /// When the next scheduled job falls due, if there is one, on the caller's clock: a driver that decides by its
+    /// server's clock gives [`ExchangeParams::now`] plus what the server would wait.
     pub next_due: Option<UnixMillis>,
+    /// How many rows this exchange reserved (or woke for a key) and did not claim itself: somebody must look after
+    /// the patience whether they have been claimed (B7).
+    pub reserved: u32,
     /// How many candidates were parked.
     pub parked: u32,
     /// How many of those had been parked before.
@@ -310,6 +347,34 @@ pub struct CancelSignal {
     pub handle: JobHandle,
     /// The run.
     pub token: ClaimToken,
+}
+
+/// What a host must hear soon while it has something to run.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Signals {
+    /// Runs of this host that somebody wants cancelled.
+    pub cancelled: Vec<CancelSignal>,
+    /// Whether the host is paused: what it has claimed and not begun goes back.
+    pub host_paused: bool,
+    /// Queues that are paused: the same for their jobs.
+    pub paused_queues: Vec<String>,
+}
+
+/// How often a host should look for work without having been told to: the safety net under [`Store::changed`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Polling {
+    /// The pause after a look that found something.
+    pub shortest: Duration,
+    /// The longest pause. After each look that finds nothing the pause doubles up to here.
+    pub longest: Duration,
+}
+
+impl Polling {
+    /// Always the same pause.
+    #[must_use]
+    pub const fn every(pause: Duration) -> Self {
+        Polling { shortest: pause, longest: pause }
+    }
 }
 
 // --------------------------------------------------------------------------------------------- operators
@@ -449,8 +514,10 @@ pub enum Waiting {
         /// How many jobs of its lane are ahead of it, counted up to [`MAX_LISTED`].
         ahead: u32,
     },
-    /// No live host runs its contract.
+    /// No live host that is not paused runs its contract.
     ForHost,
+    /// Runnable, and its queue is paused.
+    Paused(Pause),
 }
 
 /// Everything about one job.
@@ -542,6 +609,8 @@ pub struct Overview {
     pub parked: u64,
     /// `stats:succeeded`, `stats:failed`, `stats:deleted`, `stats:requeued`, each also with `:reason`.
     pub counters: BTreeMap<String, i64>,
+    /// Queues that are paused, and by whom.
+    pub paused_queues: BTreeMap<String, Pause>,
 }
 
 /// A store of jobs.
@@ -556,8 +625,9 @@ pub trait Store: Send + Sync + 'static {
     async fn register(&self, info: HostInfo) -> Result<HostId>;
     /// Replaces what a host can run. Waiters of contracts that no live host runs are passed over.
     async fn serve(&self, host: HostId, served: Vec<Served>) -> Result<()>;
-    /// Renews a lease and compares the rows under the host's name with `known`.
-    async fn renew(&self, host: HostId, known: Vec<(JobHandle, ClaimToken)>, now: UnixMillis) -> Result<Renewed>;
+    /// Renews a lease, compares the rows under the host's name with those it knows, gives unclaimed reservations back
+    /// (B7) and looks at the other hosts: all that an idle host asks at regular times, in one call.
+    async fn renew(&self, params: RenewParams) -> Result<Renewed>;
     /// Ends a registration; whatever it still runs is handed back uncharged.
     async fn deregister(&self, host: HostId, now: UnixMillis) -> Result<()>;
     /// Every registered host.
@@ -570,8 +640,8 @@ pub trait Store: Send + Sync + 'static {
     async fn exchange(&self, params: ExchangeParams) -> Result<Exchanged>;
     /// Stores output of a run that goes on.
     async fn append_output(&self, host: HostId, handle: JobHandle, token: ClaimToken, output: RunOutput) -> Result<SettleVerdict>;
-    /// Runs of this host that somebody wants cancelled.
-    async fn cancel_signals(&self, host: HostId) -> Result<Vec<CancelSignal>>;
+    /// What this host must hear: runs to be cancelled, and whether it or a queue is paused.
+    async fn signals(&self, host: HostId) -> Result<Signals>;
     /// Reservations (and wakes) that nobody claimed within `patience` go back into their lines (B7); how many.
     async fn expire_reservations(&self, patience: Duration, now: UnixMillis) -> Result<u32>;
     /// Deletes what has ended long enough ago, at most `max` jobs; how many.
@@ -579,6 +649,14 @@ pub trait Store: Send + Sync + 'static {
     /// Completes when something may have become runnable or cancelled since the last call returned, in this
     /// process or another. It may complete without cause, and a poll is still needed as the safety net.
     async fn changed(&self);
+    /// The poll that this store needs at the moment; it may change with what [`Store::changed`] can promise.
+    fn polling(&self) -> Polling {
+        Polling::every(Duration::from_secs(5))
+    }
+    /// How many exchanges of one host are worth having under way at once. One where the writer is serial.
+    fn concurrent_exchanges(&self) -> u32 {
+        1
+    }
 
     /// Reads shared state.
     async fn state_get(&self, bucket: &str, key: &str) -> Result<Option<String>>;
@@ -608,6 +686,19 @@ pub trait Store: Send + Sync + 'static {
     async fn keys(&self, max: u32) -> Result<Vec<KeySeen>>;
     /// One key.
     async fn key(&self, key: &str) -> Result<Option<KeySeen>>;
+    /// Pauses a queue: from the commit on no claim of any host takes a job of it, and its waiters are passed over as
+    /// if no host ran them (C5, B7). `false` if it was paused already; then the first word stands.
+    async fn pause_queue(&self, queue: &str, by: &str, now: UnixMillis) -> Result<bool>;
+    /// Ends that; its waiters count again. `false` if it was not paused.
+    async fn resume_queue(&self, queue: &str, now: UnixMillis) -> Result<bool>;
+    /// Every paused queue.
+    async fn paused_queues(&self) -> Result<BTreeMap<String, Pause>>;
+    /// Pauses a host until it is resumed or its registration ends: no claim of it takes anything, and what only it
+    /// runs is passed over. `false` if it was paused already; [`crate::StoreErrorKind::NotFound`] if it is not
+    /// registered.
+    async fn pause_host(&self, host: HostId, by: &str, now: UnixMillis) -> Result<bool>;
+    /// Ends that. `false` if it was not paused.
+    async fn resume_host(&self, host: HostId, now: UnixMillis) -> Result<bool>;
     /// States and counters.
     async fn overview(&self) -> Result<Overview>;
     /// Contracts that a live host runs.

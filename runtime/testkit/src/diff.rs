@@ -18,7 +18,8 @@ use warp_domain::policy::{Declared, Retry};
 use warp_domain::resolve::Declarations;
 use warp_domain::{ClaimToken, Digest, HostId, JobHandle, JobId, UnixMillis};
 use warp_store::{
-    ClaimParams, ExchangeParams, HostInfo, JobFilter, NewJob, RunOutput, Served, Settle, StateChange, StateWrite, Store, Waiting,
+    ClaimParams, ExchangeParams, HostInfo, JobFilter, NewJob, RenewParams, Renewed, RunOutput, Served, Settle, StateChange, StateWrite,
+    Store, Waiting,
 };
 
 use crate::model::lanes;
@@ -28,6 +29,7 @@ use crate::sim::policy;
 const HOSTS: usize = 2;
 const CONTRACTS: usize = 4;
 const KEYS: [&str; 3] = ["a", "b", "c"];
+const QUEUES: [&str; 2] = ["q", "r"];
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// A run of one host, by the names that each store gave it.
@@ -84,7 +86,13 @@ pub async fn compare(left: &dyn Store, right: &dyn Store, seed: u64, steps: usiz
             continue;
         }
         let mut rng = Rng::new(seed.wrapping_mul(0x1_0000).wrapping_add(step as u64 + 1));
-        let compared = match pair.step(&mut rng).await {
+        // From a generator of its own, so that what the other steps of a seed do does not depend on it.
+        let mut pauses = Rng::new(seed.wrapping_mul(0x1_0000).wrapping_add(step as u64 + 1) ^ 0x5eed_0000_0000_0000);
+        let stepped = match pair.step(&mut rng).await {
+            Ok(()) if pauses.chance(6) => pair.pause(&mut pauses).await,
+            stepped => stepped,
+        };
+        let compared = match stepped {
             Ok(()) => pair.look().await,
             Err(difference) => Err(difference),
         };
@@ -228,7 +236,7 @@ impl Pair<'_> {
             jobs.push(NewJob {
                 id,
                 contract: format!("c{}", rng.below(CONTRACTS)),
-                queue: "q".to_owned(),
+                queue: QUEUES[usize::from(self.ids.len() % 3 == 0)].to_owned(),
                 payload: if rng.chance(4) { "{}".to_owned() } else { format!(r#"{{"k":"{k}","l":"{l}"}}"#) },
                 metadata: Vec::new(),
                 trace_parent: None,
@@ -252,7 +260,7 @@ impl Pair<'_> {
             self.repeats[at] = fresh.clone();
         }
         ending.extend(fresh);
-        let claim = rng.chance(85).then(|| ClaimParams { lanes: lanes("q", &self.served(at)), max: 1 + rng.below(4) as u32 });
+        let claim = rng.chance(85).then(|| ClaimParams { lanes: lanes(&QUEUES, &self.served(at)), max: 1 + rng.below(4) as u32 });
         let names: Vec<_> = ending.iter().map(|run| (short(run.id), run.settle.as_ref().map(|(ending, _)| ending.clone()))).collect();
         let max = claim.as_ref().map(|claim| claim.max);
         self.say(|line| write!(line, "host {at} settles {names:?} and claims {max:?}"));
@@ -274,7 +282,14 @@ impl Pair<'_> {
         same("verdicts", (&left.settled, &right.settled))?;
         let seen = |done: &warp_store::Exchanged| {
             let claimed: Vec<_> = done.claimed.iter().map(|run| (short(run.id), run.run, run.attempt, run.keyed)).collect();
-            (claimed, ("parked", done.parked), ("again", done.parked_again), ("skipped", done.skipped), ("unacceptable", done.unacceptable))
+            (
+                claimed,
+                ("parked", done.parked),
+                ("again", done.parked_again),
+                ("skipped", done.skipped),
+                ("unacceptable", done.unacceptable),
+                ("reserved", done.reserved),
+            )
         };
         same("claimed", (seen(&left), seen(&right)))?;
         same("next due", (left.next_due, right.next_due))?;
@@ -325,11 +340,21 @@ impl Pair<'_> {
         }
         let runs = self.runs[at].clone();
         self.say(|line| write!(line, "host {at} renews, knowing {:?}", runs.iter().map(|run| short(run.id)).collect::<Vec<_>>()));
-        let (left, right) = both!(self, |store, side| store.renew(host[side], runs.iter().map(|run| run.names[side]).collect(), now));
+        let (left, right) = both!(self, |store, side| {
+            let known = runs.iter().map(|run| run.names[side]).collect();
+            store.renew(RenewParams { host: host[side], known, patience: PATIENCE, now })
+        });
         let (left, right) = (left?, right?);
-        same("handed back", (left.handed_back, right.handed_back))?;
-        let named = |lost: &[JobHandle], side: usize| {
-            let mut lost: Vec<_> = runs.iter().filter(|run| lost.contains(&run.names[side].0)).map(|run| short(run.id)).collect();
+        let told = |renewed: &Renewed| (renewed.handed_back, ("expired", renewed.expired), ("reserved", renewed.reserved));
+        same("handed back", (told(&left), told(&right)))?;
+        let others = |renewed: &Renewed| {
+            let seen =
+                renewed.hosts.iter().map(|seen| (seen.name.clone(), seen.renewals, seen.renewed_at, seen.running, seen.paused.clone()));
+            seen.collect::<Vec<_>>()
+        };
+        same("hosts", (others(&left), others(&right)))?;
+        let named = |lost: &[(JobHandle, ClaimToken)], side: usize| {
+            let mut lost: Vec<_> = runs.iter().filter(|run| lost.contains(&run.names[side])).map(|run| short(run.id)).collect();
             lost.sort_unstable();
             lost
         };
@@ -386,6 +411,28 @@ impl Pair<'_> {
         }
     }
 
+    /// An operator pauses or resumes a queue or a host.
+    async fn pause(&mut self, rng: &mut Rng) -> Result<(), String> {
+        let now = self.at();
+        let pauses = rng.chance(45);
+        let word = if pauses { "pauses" } else { "resumes" };
+        if rng.chance(60) {
+            let queue = QUEUES[rng.below(QUEUES.len())];
+            self.say(|line| write!(line, "operator {word} queue {queue}"));
+            let told = both!(self, |store, _side| async move {
+                if pauses { store.pause_queue(queue, "op", now).await } else { store.resume_queue(queue, now).await }
+            });
+            return same("pausing a queue", kinds(told)).map(drop);
+        }
+        let at = rng.below(HOSTS);
+        let Some(host) = self.hosts[at] else { return Ok(()) };
+        self.say(|line| write!(line, "operator {word} host {at}"));
+        let told = both!(self, |store, side| async move {
+            if pauses { store.pause_host(host[side], "op", now).await } else { store.resume_host(host[side], now).await }
+        });
+        same("pausing a host", kinds(told)).map(drop)
+    }
+
     /// Everything that can be seen from outside.
     async fn look(&self) -> Result<(), String> {
         let now = self.at();
@@ -399,7 +446,7 @@ impl Pair<'_> {
         let told = |overview: warp_store::Overview| {
             let states: BTreeMap<_, _> = overview.states.into_iter().filter(|(_, count)| *count > 0).collect();
             let counters = overview.counters.into_iter().filter(|(name, count)| name.starts_with("stats:") && *count != 0);
-            (states, overview.parked, counters.collect::<BTreeMap<_, _>>())
+            (states, overview.parked, counters.collect::<BTreeMap<_, _>>(), overview.paused_queues)
         };
         same("overview", (told(left?), told(right?)))?;
         same("state", both!(self, |store, _side| store.state_get("s", "n")))??;
@@ -414,6 +461,7 @@ impl Pair<'_> {
                     Some(Waiting::Reserved) => "reserved".to_owned(),
                     Some(Waiting::ForWorker { .. }) => "for a worker".to_owned(),
                     Some(Waiting::ForHost) => "for a host".to_owned(),
+                    Some(Waiting::Paused(pause)) => format!("{pause:?}"),
                     None => String::new(),
                 };
                 (place, job.summary, job.stamp, job.keys, job.explicit, job.result, job.running.map(|(host, _)| host))

@@ -426,7 +426,7 @@ impl World {
     }
 
     fn claim(&mut self, at: usize, host: HostId, lane: &Arc<Declarations>) -> Result<(), Broken> {
-        let claim = Some(ClaimParams { lanes: lanes("q", std::slice::from_ref(lane)), max: 1 });
+        let claim = Some(ClaimParams { lanes: lanes(&["q"], std::slice::from_ref(lane)), max: 1 });
         let params = ExchangeParams { host, now: NOW, settles: Arc::new([]), claim };
         let done = self.model.exchange(&params).map_err(|error| error.to_string())?;
         self.hosts[at].runs.extend(done.claimed.iter().map(|claimed| (claimed.handle, claimed.token)));

@@ -22,7 +22,7 @@ use warp_domain::{ClaimToken, Digest, HostId, JobHandle, JobId, KeyId, UnixMilli
 use warp_store::codec::{JsonPayload, check_new_job};
 use warp_store::{
     AuditRow, CancelSignal, ClaimParams, Claimed, CommandVerdict, EnqueueVerdict, ExchangeParams, Exchanged, HostInfo, Lane, LogLine,
-    NewJob, Renewed, Rescued, RunOutput, Served, Settle, SettleVerdict, StateChange, StateVerdict, StateWrite, StoreError, StoreErrorKind,
+    NewJob, Pause, Rescued, RunOutput, Served, Settle, SettleVerdict, StateChange, StateVerdict, StateWrite, StoreError, StoreErrorKind,
 };
 
 /// Where a row stands.
@@ -165,6 +165,29 @@ pub struct HostRow {
     pub renewed_at: UnixMillis,
     /// What it can run.
     pub served: Vec<Served>,
+    /// Whether somebody has paused it.
+    pub paused: Option<Pause>,
+}
+
+/// What a renewal compared.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Compared {
+    /// Rows that the host did not know.
+    pub handed_back: u32,
+    /// Runs that are not the host's.
+    pub lost: Vec<(JobHandle, ClaimToken)>,
+}
+
+/// Which lanes some host can claim from: who counts in a line (B7).
+struct Claimable {
+    contracts: BTreeSet<String>,
+    paused: BTreeSet<String>,
+}
+
+impl Claimable {
+    fn allows(&self, job: &NewJob) -> bool {
+        self.contracts.contains(&job.contract) && !self.paused.contains(&job.queue)
+    }
 }
 
 /// What a command decided, in the order in which it did.
@@ -257,6 +280,10 @@ pub enum Mutation {
     NoExpiry,
     /// B7: an operator's deploy that makes waiters claimable does not hand on.
     ServeWithoutHandOn,
+    /// C5, B7: a pause or its end does not hand on.
+    PauseWithoutHandOn,
+    /// A claim takes jobs of a paused queue.
+    ClaimIgnoresPause,
     /// The stamp is resolved at every claim.
     StampAgain,
     /// The fencing token is drawn before the grant.
@@ -295,6 +322,8 @@ pub struct Model {
     pub blockers: BTreeMap<(KeyId, JobHandle), u64>,
     /// Live registrations.
     pub hosts: BTreeMap<HostId, HostRow>,
+    /// Queues that somebody has paused.
+    pub paused_queues: BTreeMap<String, Pause>,
     /// Names of hosts, also of those that have gone.
     pub host_names: BTreeMap<HostId, String>,
     /// Runs that somebody wants cancelled.
@@ -408,14 +437,21 @@ impl Model {
             limit: rules.limit,
             weight: rules.weight,
             several_keys: row.keys.as_ref().is_some_and(|keys| keys.len() > 1),
-            claimable: self.is_served(&row.job.contract),
+            claimable: self.is_claimable(&row.job),
         })
     }
 
-    /// Whether a live host runs the contract.
+    /// Whether a live host that is not paused runs the contract.
     #[must_use]
     pub fn is_served(&self, contract: &str) -> bool {
-        self.hosts.values().any(|host| host.served.iter().any(|served| served.declarations.contract == contract))
+        let mut hosts = self.hosts.values().filter(|host| host.paused.is_none());
+        hosts.any(|host| host.served.iter().any(|served| served.declarations.contract == contract))
+    }
+
+    /// Whether some host could claim the job if it were ready.
+    #[must_use]
+    pub fn is_claimable(&self, job: &NewJob) -> bool {
+        self.is_served(&job.contract) && !self.paused_queues.contains_key(&job.queue)
     }
 
     /// Writes what the ledger decided about other rows.
@@ -625,7 +661,7 @@ impl Model {
         let host = HostId(self.last_host);
         self.host_names.insert(host, info.name.clone());
         let renewed_at = info.now;
-        self.hosts.insert(host, HostRow { info, renewals: 0, renewed_at, served: Vec::new() });
+        self.hosts.insert(host, HostRow { info, renewals: 0, renewed_at, served: Vec::new(), paused: None });
         host
     }
 
@@ -634,7 +670,7 @@ impl Model {
     /// # Errors
     /// When the registration is gone.
     pub fn serve(&mut self, host: HostId, served: Vec<Served>, now: UnixMillis) -> Result<()> {
-        let before = self.contracts();
+        let before = self.claimable();
         self.hosts.get_mut(&host).ok_or_else(|| host_lost("publish contracts", host))?.served = served;
         let mut tx = self.begin(now);
         if !broken!(self, ServeWithoutHandOn) {
@@ -644,18 +680,17 @@ impl Model {
         Ok(())
     }
 
-    fn contracts(&self) -> BTreeSet<String> {
-        self.hosts.values().flat_map(|host| &host.served).map(|served| served.declarations.contract.clone()).collect()
+    fn claimable(&self) -> Claimable {
+        let hosts = self.hosts.values().filter(|host| host.paused.is_none());
+        let served = hosts.flat_map(|host| &host.served).map(|served| served.declarations.contract.clone());
+        Claimable { contracts: served.collect(), paused: self.paused_queues.keys().cloned().collect() }
     }
 
-    /// B7: who counts in a line has changed, so every line in which such a job stands is looked at again.
-    fn pass_over_changed(&mut self, tx: &mut Tx, before: &BTreeSet<String>) {
-        let after = self.contracts();
-        let changed: BTreeSet<_> = before.symmetric_difference(&after).collect();
-        if changed.is_empty() {
-            return;
-        }
-        let concerned = self.rows.values().filter(|row| row.place == Place::Parked && changed.contains(&row.job.contract));
+    /// B7, C5: who counts in a line has changed, so every line in which such a job stands is looked at again.
+    fn pass_over_changed(&mut self, tx: &mut Tx, before: &Claimable) {
+        let after = self.claimable();
+        let parked = self.rows.values().filter(|row| row.place == Place::Parked);
+        let concerned = parked.filter(|row| before.allows(&row.job) != after.allows(&row.job));
         let keys: BTreeSet<KeyId> = concerned.filter_map(|row| row.parked_on).collect();
         for key in keys {
             // Keys that this transaction had loaded carry the old marks.
@@ -666,17 +701,61 @@ impl Model {
         }
     }
 
-    /// Renews a lease.
+    /// Pauses a queue (`Some`) or resumes it; whether that changed anything.
+    pub fn pause_queue(&mut self, queue: &str, pause: Option<Pause>, now: UnixMillis) -> bool {
+        if self.paused_queues.contains_key(queue) == pause.is_some() {
+            return false;
+        }
+        let before = self.claimable();
+        match pause {
+            Some(pause) => self.paused_queues.insert(queue.to_owned(), pause),
+            None => self.paused_queues.remove(queue),
+        };
+        let mut tx = self.begin(now);
+        if !broken!(self, PauseWithoutHandOn) {
+            self.pass_over_changed(&mut tx, &before);
+        }
+        self.commit(tx);
+        true
+    }
+
+    /// Pauses a host (`Some`) or resumes it; whether that changed anything.
+    ///
+    /// # Errors
+    /// When it is not registered.
+    pub fn pause_host(&mut self, host: HostId, pause: Option<Pause>, now: UnixMillis) -> Result<bool> {
+        let before = self.claimable();
+        let unknown = || StoreError::new("pause a host", StoreErrorKind::NotFound, format!("host {} is not registered", host.0));
+        let row = self.hosts.get_mut(&host).ok_or_else(unknown)?;
+        if row.paused.is_some() == pause.is_some() {
+            return Ok(false);
+        }
+        row.paused = pause;
+        let mut tx = self.begin(now);
+        if !broken!(self, PauseWithoutHandOn) {
+            self.pass_over_changed(&mut tx, &before);
+        }
+        self.commit(tx);
+        Ok(true)
+    }
+
+    /// Whether something is reserved or woken that nobody has claimed yet.
+    #[must_use]
+    pub fn has_reserved(&self) -> bool {
+        self.rows.values().any(is_unclaimed)
+    }
+
+    /// Renews a lease and compares.
     ///
     /// # Errors
     /// When the registration is gone.
-    pub fn renew(&mut self, host: HostId, known: &[(JobHandle, ClaimToken)], now: UnixMillis) -> Result<Renewed> {
+    pub fn renew(&mut self, host: HostId, known: &[(JobHandle, ClaimToken)], now: UnixMillis) -> Result<Compared> {
         let row = self.hosts.get_mut(&host).ok_or_else(|| host_lost("renew the lease", host))?;
         row.renewals += 1;
         row.renewed_at = now;
         let mine = |row: &Row| row.place == Place::Running && row.host == Some(host);
         let lost = known.iter().filter(|(job, token)| !self.rows.get(job).is_some_and(|row| mine(row) && row.token == Some(*token)));
-        let lost = lost.map(|(job, _)| *job).collect();
+        let lost = lost.copied().collect();
         let unknown = self.rows.iter().filter(|(_, row)| mine(row)).map(|(&job, row)| (job, row.token));
         let unknown: Vec<_> = unknown.filter(|(job, token)| !known.iter().any(|(j, t)| j == job && Some(*t) == *token)).collect();
         let mut tx = self.begin(now);
@@ -684,7 +763,7 @@ impl Model {
             self.give_back(&mut tx, *job, ("its host does not know of this run", "hand-back"), false, false);
         }
         self.commit(tx);
-        Ok(Renewed { handed_back: u32::try_from(unknown.len()).unwrap_or(u32::MAX), lost })
+        Ok(Compared { handed_back: u32::try_from(unknown.len()).unwrap_or(u32::MAX), lost })
     }
 
     /// Ends a registration.
@@ -692,7 +771,7 @@ impl Model {
     /// # Errors
     /// When the registration is gone already.
     pub fn deregister(&mut self, host: HostId, now: UnixMillis) -> Result<()> {
-        let before = self.contracts();
+        let before = self.claimable();
         self.hosts.remove(&host).ok_or_else(|| host_lost("deregister", host))?;
         let mut tx = self.begin(now);
         for job in self.running_on(host) {
@@ -718,7 +797,7 @@ impl Model {
             self.slots.retain(|_, slot| !jobs.contains(&slot.job));
             return rescued;
         }
-        let before = self.contracts();
+        let before = self.claimable();
         self.hosts.remove(&host);
         let mut tx = self.begin(now);
         for job in jobs {
@@ -806,8 +885,7 @@ impl Model {
         if broken!(self, NoExpiry) {
             return 0;
         }
-        let waits = |row: &Row| row.place == Place::Reserved || row.place == Place::Ready && row.parked_on.is_some();
-        let late = |row: &Row| waits(row) && now.since(row.changed_at) >= patience;
+        let late = |row: &Row| is_unclaimed(row) && now.since(row.changed_at) >= patience;
         let mut due: Vec<_> = self.rows.iter().filter(|(_, row)| late(row)).map(|(&job, row)| (row.changed_at, job)).collect();
         due.sort_unstable();
         let mut tx = self.begin(now);
@@ -852,6 +930,7 @@ impl Model {
         }
         #[cfg(feature = "mutations")]
         let before: BTreeMap<_, _> = self.keys.keys().map(|&key| (key, self.view(key, 0))).collect();
+        let decided = self.journal.len();
         // One view of the keys for both halves: what an end has promised to a wide job, the claims count.
         let (settled, mut tx) = self.settle_batch(params.host, &params.settles, params.now);
         let mut done = Exchanged { settled, ..Exchanged::default() };
@@ -861,6 +940,12 @@ impl Model {
         self.commit(tx);
         let due = self.rows.values().filter(|row| row.place == Place::Scheduled).map(|row| row.due);
         done.next_due = due.min();
+        let made = self.journal[decided..].iter().filter_map(|event| match event {
+            Event::Reserved(job) | Event::Woken(job) => Some(*job),
+            _ => None,
+        });
+        let made: BTreeSet<_> = made.filter(|job| self.rows.get(job).is_some_and(is_unclaimed)).collect();
+        done.reserved = u32::try_from(made.len()).unwrap_or(u32::MAX);
         #[cfg(feature = "mutations")]
         {
             self.stale = before;
@@ -995,12 +1080,16 @@ impl Model {
             row.place = Place::Ready;
             row.changed_at = now;
         }
+        // Inside the transaction: what is paused from now on is not claimed.
+        let host_paused = self.hosts.get(&host).is_some_and(|row| row.paused.is_some());
+        let open = |lane: &&Lane| !host_paused && !self.paused_queues.contains_key(&lane.queue);
+        let lanes: Vec<_> = params.lanes.iter().filter(|lane| open(lane) || broken!(self, ClaimIgnoresPause)).cloned().collect();
         let most = usize::try_from(params.max).unwrap_or(usize::MAX);
         let (mut page, mut seen) = (most, 0);
         while done.claimed.len() < most && seen < MOST_CANDIDATES {
-            let mut found = self.page(&params.lanes, Place::Reserved, page);
+            let mut found = self.page(&lanes, Place::Reserved, page);
             if found.is_empty() {
-                found = self.page(&params.lanes, Place::Ready, page);
+                found = self.page(&lanes, Place::Ready, page);
             }
             if found.is_empty() {
                 break;
@@ -1246,6 +1335,11 @@ impl Model {
     }
 }
 
+/// Reserved, or woken for a key, and not claimed yet.
+fn is_unclaimed(row: &Row) -> bool {
+    row.place == Place::Reserved || row.place == Place::Ready && row.parked_on.is_some()
+}
+
 fn render(row: &Row, stamp: &Stamp) -> std::result::Result<Vec<String>, String> {
     let Some(rules) = stamp.concurrency.as_ref().map(|stamped| &stamped.value) else { return Ok(Vec::new()) };
     let payload = JsonPayload::parse(&row.job.payload).map_err(|error| error.to_string())?;
@@ -1347,8 +1441,9 @@ impl Model {
     }
 }
 
-/// The lanes of a host that serves these declarations from one queue.
+/// The lanes of a host that serves these declarations from these queues.
 #[must_use]
-pub fn lanes(queue: &str, served: &[Arc<Declarations>]) -> Arc<[Lane]> {
-    served.iter().map(|declarations| Lane { queue: queue.to_owned(), declarations: declarations.clone() }).collect()
+pub fn lanes(queues: &[&str], served: &[Arc<Declarations>]) -> Arc<[Lane]> {
+    let lane = |queue: &str, declarations: &Arc<Declarations>| Lane { queue: queue.to_owned(), declarations: declarations.clone() };
+    queues.iter().flat_map(|queue| served.iter().map(|declarations| lane(queue, declarations))).collect()
 }

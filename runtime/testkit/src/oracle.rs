@@ -149,7 +149,7 @@ impl Oracle {
             }
             let limit = self.limit(key, rules.family.limit);
             let can_ever = limit == 0 || rules.family.weight <= limit;
-            if account.stand == Stand::Parked(key) && can_ever && model.is_served(&row.job.contract) {
+            if account.stand == Stand::Parked(key) && can_ever && model.is_claimable(&row.job) {
                 return Err(format!("{job:?} (ticket {mine}) overtakes {other:?} (ticket {ticket}) on {key:?}"));
             }
             if account.blocks {
@@ -169,6 +169,10 @@ impl Oracle {
                     return Err(format!("{job:?} started while {before:?}"));
                 }
                 let Some(row) = model.rows.get(&job) else { return Err(format!("{job:?} started without a row")) };
+                let host_paused = row.host.and_then(|host| model.hosts.get(&host)).is_some_and(|host| host.paused.is_some());
+                if host_paused || model.paused_queues.contains_key(&row.job.queue) {
+                    return Err(format!("{job:?} started although its queue or its host is paused"));
+                }
                 if let Some(rules) = rules(row) {
                     let reserved = before == Stand::Reserved;
                     for &key in rules.keys {
@@ -206,8 +210,8 @@ impl Oracle {
                 };
                 let row = model.rows.get(&job).ok_or("a job without a row was handed a key")?;
                 let rules = rules(row).ok_or("a job without keys was handed one")?;
-                if !model.is_served(&row.job.contract) {
-                    return Err(format!("{job:?} was handed {key:?}, and no live host runs its contract"));
+                if !model.is_claimable(&row.job) {
+                    return Err(format!("{job:?} was handed {key:?}, and no host could claim it"));
                 }
                 let promised = woken.values().filter(|(other, _)| *other == key).map(|(_, weight)| weight).sum();
                 self.fits(model, key, job, rules.family, true, promised)?;
@@ -359,10 +363,8 @@ impl Oracle {
                 .jobs
                 .iter()
                 .filter(|(_, account)| account.stand == Stand::Parked(key))
-                .filter_map(|(job, account)| {
-                    Some((account.ticket?, *job, model.rows.get(job).and_then(rules)?, &model.rows.get(job)?.job.contract))
-                })
-                .filter(|(_, _, rules, contract)| model.is_served(contract) && rules.family.weight <= self.limit(key, rules.family.limit))
+                .filter_map(|(job, account)| Some((account.ticket?, *job, model.rows.get(job).and_then(rules)?, &model.rows.get(job)?.job)))
+                .filter(|(_, _, rules, row)| model.is_claimable(row) && rules.family.weight <= self.limit(key, rules.family.limit))
                 .collect();
             line.sort_by_key(|(ticket, ..)| *ticket);
             let Some((_, job, rules, _)) = line.first() else { continue };

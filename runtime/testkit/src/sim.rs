@@ -21,8 +21,8 @@ use warp_domain::policy::{Concurrency, ConcurrencyKind, Declared, Mode, OnRetry,
 use warp_domain::resolve::Declarations;
 use warp_domain::{ClaimToken, Digest, HostId, JobHandle, JobId, UnixMillis};
 use warp_store::{
-    ClaimParams, EnqueueVerdict, ExchangeParams, HostInfo, Lane, NewJob, RunOutput, Served, Settle, SettleVerdict, StateChange, StateWrite,
-    StoreErrorKind,
+    ClaimParams, EnqueueVerdict, ExchangeParams, HostInfo, Lane, NewJob, Pause, RunOutput, Served, Settle, SettleVerdict, StateChange,
+    StateWrite, StoreErrorKind,
 };
 
 #[cfg(feature = "mutations")]
@@ -37,6 +37,7 @@ const MARGIN: i64 = 3_000;
 const PATIENCE: Duration = Duration::from_secs(2);
 const MAX_DEATHS: u32 = 5;
 const KEYS: [&str; 3] = ["a", "b", "c"];
+const QUEUES: [&str; 2] = ["q", "r"];
 const CONTRACTS: usize = 4;
 const DEPLOYS: usize = 3;
 /// Rounds of one second each that the end of a run may take. Rescue and the longest line need a few dozen.
@@ -343,7 +344,7 @@ impl Sim {
             let job = NewJob {
                 id,
                 contract: format!("c{}", rng.below(CONTRACTS)),
-                queue: "q".to_owned(),
+                queue: QUEUES[usize::from(self.ids.len() % 3 == 0)].to_owned(),
                 payload: if rng.chance(3) { "{}".to_owned() } else { format!(r#"{{"k":"{k}","l":"{l}"}}"#) },
                 metadata: Vec::new(),
                 trace_parent: None,
@@ -363,7 +364,8 @@ impl Sim {
         let now = self.at();
         let Some(&id) = rng.pick(&self.ids) else { return };
         let key = KEYS[rng.below(3)];
-        match rng.below(10) {
+        match rng.below(13) {
+            10..13 => self.pause(rng),
             0 => {
                 let verdict = self.model.delete(id, now);
                 say!(self, "operator deletes {id}: {verdict:?}");
@@ -385,6 +387,22 @@ impl Sim {
                 self.model.set_limit(key, Some(limit), "op", now);
                 say!(self, "operator sets the limit of {key} to {limit}");
             }
+        }
+    }
+
+    /// An operator pauses or resumes a queue or a host.
+    fn pause(&mut self, rng: &mut Rng) {
+        let now = self.at();
+        let pause = rng.chance(45).then(|| Pause { by: "op".to_owned(), at: now });
+        let word = if pause.is_some() { "pauses" } else { "resumes" };
+        if rng.chance(60) {
+            let queue = QUEUES[rng.below(QUEUES.len())];
+            let changed = self.model.pause_queue(queue, pause, now);
+            say!(self, "operator {word} queue {queue}: {changed}");
+        } else if let Some(host) = self.hosts[rng.below(self.hosts.len())].registration {
+            // One that was rescued meanwhile is not there any more.
+            let changed = self.model.pause_host(host, pause, now);
+            say!(self, "operator {word} {host:?}: {:?}", changed.ok());
         }
     }
 
@@ -501,7 +519,8 @@ impl Sim {
             self.stop_runs(at, "its lease has lapsed");
         }
         let (answer_is_lost, is_late) = (rng.chance(12), rng.chance(50));
-        let claim = (!lapsed && rng.chance(85)).then(|| ClaimParams { lanes: lanes("q", &self.served(at)), max: 1 + rng.below(4) as u32 });
+        let claim =
+            (!lapsed && rng.chance(85)).then(|| ClaimParams { lanes: lanes(&QUEUES, &self.served(at)), max: 1 + rng.below(4) as u32 });
         if answer_is_lost && is_late && self.hosts[at].in_flight.is_none() {
             return self.delay(at, claim);
         }
@@ -644,7 +663,7 @@ impl Sim {
                 let now = self.now;
                 let host = &mut self.hosts[at];
                 host.renewed_at = now;
-                host.runs.retain(|run| run.settle.is_some() || !renewed.lost.contains(&run.job));
+                host.runs.retain(|run| run.settle.is_some() || !renewed.lost.contains(&(run.job, run.token)));
             }
             Err(_) => self.lost(at),
         }
@@ -671,7 +690,7 @@ impl Sim {
             host.frozen = true;
             say!(self, "host {at} freezes");
             if !self.has_lapsed(at) && rng.chance(40) {
-                let claim = ClaimParams { lanes: lanes("q", &self.served(at)), max: 2 };
+                let claim = ClaimParams { lanes: lanes(&QUEUES, &self.served(at)), max: 2 };
                 return self.delay(at, Some(claim));
             }
         }
@@ -779,6 +798,14 @@ impl Sim {
             self.model.set_limit(key, None, "op", self.at());
             self.check()?;
         }
+        for queue in QUEUES {
+            self.model.pause_queue(queue, None, self.at());
+            self.check()?;
+        }
+        for host in self.model.hosts.keys().copied().collect::<Vec<_>>() {
+            let _ = self.model.pause_host(host, None, self.at());
+            self.check()?;
+        }
         // What was delayed arrives at some time, also after a rescue.
         let arrivals: Vec<_> = self.hosts.iter().map(|_| rng.below(40)).collect();
         for at in 0..self.hosts.len() {
@@ -813,7 +840,7 @@ impl Sim {
                         self.guest_says(at, which, Outcome::Said(Said::Completed(None)), 500);
                     }
                 }
-                let claim = (!self.has_lapsed(at)).then(|| ClaimParams { lanes: lanes("q", &self.served(at)), max: lane_count });
+                let claim = (!self.has_lapsed(at)).then(|| ClaimParams { lanes: lanes(&QUEUES, &self.served(at)), max: lane_count });
                 self.send(at, claim, false)?;
                 self.renew(at)?;
                 self.check()?;

@@ -15,12 +15,12 @@ use tokio::sync::watch;
 use warp_domain::ending::State;
 use warp_domain::{ClaimToken, HostId, JobHandle, JobId, KeyId, RunNumber, UnixMillis};
 use warp_store::{
-    AdminLimit, CancelSignal, CommandVerdict, EnqueueVerdict, ExchangeParams, Exchanged, HolderSeen, HostInfo, HostSeen, JobDetails,
-    JobFilter, JobSummary, KeySeen, LogLine, MAX_LISTED, NewJob, Overview, Renewed, Rescued, Result, Retention, RunOutput, Served,
-    SettleVerdict, StateVerdict, StateWrite, Store, WaiterSeen, Waiting,
+    AdminLimit, CommandVerdict, EnqueueVerdict, ExchangeParams, Exchanged, HolderSeen, HostInfo, HostSeen, JobDetails, JobFilter,
+    JobSummary, KeySeen, LogLine, MAX_LISTED, NewJob, Overview, Pause, RenewParams, Renewed, Rescued, Result, Retention, RunOutput, Served,
+    SettleVerdict, Signals, StateVerdict, StateWrite, Store, WaiterSeen, Waiting,
 };
 
-use crate::model::{Model, Place, Row};
+use crate::model::{Compared, Model, Place, Row};
 
 struct Shared {
     model: Mutex<Inner>,
@@ -98,8 +98,13 @@ impl Store for ModelStore {
         self.command(None, |model, now| model.serve(host, served, now))
     }
 
-    async fn renew(&self, host: HostId, known: Vec<(JobHandle, ClaimToken)>, now: UnixMillis) -> Result<Renewed> {
-        self.command(Some(now), |model, now| model.renew(host, &known, now))
+    async fn renew(&self, params: RenewParams) -> Result<Renewed> {
+        let RenewParams { host, known, patience, now } = params;
+        self.command(Some(now), |model, now| {
+            let Compared { handed_back, lost } = model.renew(host, &known, now)?;
+            let expired = model.expire_reservations(patience, now);
+            Ok(Renewed { handed_back, lost, expired, reserved: model.has_reserved(), hosts: hosts(model) })
+        })
     }
 
     async fn deregister(&self, host: HostId, now: UnixMillis) -> Result<()> {
@@ -107,19 +112,7 @@ impl Store for ModelStore {
     }
 
     async fn hosts(&self) -> Result<Vec<HostSeen>> {
-        Ok(self.look(|model| {
-            let running = |host| model.rows.values().filter(|row| row.place == Place::Running && row.host == Some(host)).count();
-            let seen = model.hosts.iter().map(|(&host, row)| HostSeen {
-                host,
-                name: row.info.name.clone(),
-                renewals: row.renewals,
-                started_at: row.info.now,
-                renewed_at: row.renewed_at,
-                running: narrow(running(host)),
-                gone: false,
-            });
-            seen.collect()
-        }))
+        Ok(self.look(hosts))
     }
 
     async fn rescue(&self, host: HostId, renewals: i64, max_deaths: u32, now: UnixMillis) -> Result<Rescued> {
@@ -134,8 +127,12 @@ impl Store for ModelStore {
         Ok(self.command(None, |model, _| model.append_output(host, handle, token, &output)))
     }
 
-    async fn cancel_signals(&self, host: HostId) -> Result<Vec<CancelSignal>> {
-        Ok(self.look(|model| model.cancel_signals(host)))
+    async fn signals(&self, host: HostId) -> Result<Signals> {
+        Ok(self.look(|model| Signals {
+            cancelled: model.cancel_signals(host),
+            host_paused: model.hosts.get(&host).is_some_and(|row| row.paused.is_some()),
+            paused_queues: model.paused_queues.keys().cloned().collect(),
+        }))
     }
 
     async fn expire_reservations(&self, patience: Duration, now: UnixMillis) -> Result<u32> {
@@ -246,12 +243,34 @@ impl Store for ModelStore {
         Ok(self.look(|model| model.key_id(key).map(|key| key_seen(model, key, MAX_LISTED))))
     }
 
+    async fn pause_queue(&self, queue: &str, by: &str, now: UnixMillis) -> Result<bool> {
+        let pause = Pause { by: by.to_owned(), at: now };
+        Ok(self.command(Some(now), |model, now| model.pause_queue(queue, Some(pause), now)))
+    }
+
+    async fn resume_queue(&self, queue: &str, now: UnixMillis) -> Result<bool> {
+        Ok(self.command(Some(now), |model, now| model.pause_queue(queue, None, now)))
+    }
+
+    async fn paused_queues(&self) -> Result<BTreeMap<String, Pause>> {
+        Ok(self.look(|model| model.paused_queues.clone()))
+    }
+
+    async fn pause_host(&self, host: HostId, by: &str, now: UnixMillis) -> Result<bool> {
+        let pause = Pause { by: by.to_owned(), at: now };
+        self.command(Some(now), |model, now| model.pause_host(host, Some(pause), now))
+    }
+
+    async fn resume_host(&self, host: HostId, now: UnixMillis) -> Result<bool> {
+        self.command(Some(now), |model, now| model.pause_host(host, None, now))
+    }
+
     async fn overview(&self) -> Result<Overview> {
         Ok(self.look(|model| {
             let mut states: BTreeMap<State, u64> = BTreeMap::new();
             model.rows.values().for_each(|row| *states.entry(row.place.state()).or_default() += 1);
             let parked = model.rows.values().filter(|row| row.place == Place::Parked).count() as u64;
-            Overview { states, parked, counters: model.counters.clone() }
+            Overview { states, parked, counters: model.counters.clone(), paused_queues: model.paused_queues.clone() }
         }))
     }
 
@@ -261,6 +280,21 @@ impl Store for ModelStore {
             served.collect::<BTreeSet<_>>().into_iter().collect()
         }))
     }
+}
+
+fn hosts(model: &Model) -> Vec<HostSeen> {
+    let running = |host| model.rows.values().filter(|row| row.place == Place::Running && row.host == Some(host)).count();
+    let seen = model.hosts.iter().map(|(&host, row)| HostSeen {
+        host,
+        name: row.info.name.clone(),
+        renewals: row.renewals,
+        started_at: row.info.now,
+        renewed_at: row.renewed_at,
+        running: narrow(running(host)),
+        gone: false,
+        paused: row.paused.clone(),
+    });
+    seen.collect()
 }
 
 fn narrow(count: usize) -> u32 {
@@ -338,9 +372,11 @@ fn key_seen(model: &Model, key: KeyId, listed: u32) -> KeySeen {
 fn details(model: &Model, job: JobHandle) -> Option<JobDetails> {
     let row = model.rows.get(&job)?;
     let served = model.is_served(&row.job.contract);
+    let paused = model.paused_queues.get(&row.job.queue);
     let waiting = match row.place {
         Place::Scheduled => Some(Waiting::Due(row.due)),
         Place::Reserved => Some(Waiting::Reserved),
+        Place::Ready if paused.is_some() => paused.cloned().map(Waiting::Paused),
         Place::Ready if !served => Some(Waiting::ForHost),
         Place::Ready => {
             let ahead = model.rows.iter().filter(|(other, of)| {

@@ -28,8 +28,8 @@ use warp_domain::resolve::Declarations;
 use warp_domain::{ClaimToken, Digest, HostId, JobHandle};
 use warp_pipeline::{Handler, StopReason, StopSignal};
 use warp_store::{
-    CancelSignal, ClaimParams, Claimed, ExchangeParams, Exchanged, HostInfo, Lane, Renewed, Served, Settle, SettleVerdict, Store,
-    StoreError, StoreErrorKind,
+    CancelSignal, ClaimParams, Claimed, ExchangeParams, Exchanged, HostInfo, Lane, RenewParams, Renewed, Served, Settle, SettleVerdict,
+    Signals, Store, StoreError, StoreErrorKind,
 };
 
 use crate::calls::{Parent, RunCalls, join_output};
@@ -234,7 +234,7 @@ enum Event {
     Renewed { sent: Duration, result: Result<Renewed, StoreError> },
     Swept { hosts: Result<Vec<warp_store::HostSeen>, StoreError> },
     Rescued { host: HostId, result: Result<warp_store::Rescued, StoreError> },
-    Signals(Result<Vec<CancelSignal>, StoreError>),
+    Signals(Result<Signals, StoreError>),
     Registered(Result<HostId, StoreError>),
     Served(Result<(), StoreError>),
     Pruned(Result<u32, StoreError>),
@@ -704,7 +704,7 @@ impl Control {
             self.asked_signals = boot;
             self.asking_signals = true;
             let (store, host) = (Arc::clone(&self.store), self.host);
-            self.tasks.spawn(async move { Event::Signals(guarded("read cancellations", store.cancel_signals(host)).await) });
+            self.tasks.spawn(async move { Event::Signals(guarded("read signals", store.signals(host)).await) });
         }
         if !self.runs.is_empty() && boot >= self.due.output && self.trouble == 0 {
             self.due.output = boot + OUTPUT_APART;
@@ -727,9 +727,10 @@ impl Control {
             .map(|run| (run.claimed.handle, run.claimed.token))
             .chain(self.pending.iter().chain(self.resend.iter().flat_map(|batch| batch.iter())).map(|settle| (settle.handle, settle.token)))
             .collect();
-        let (store, host, now) = (Arc::clone(&self.store), self.host, self.surroundings.now());
-        self.tasks
-            .spawn(async move { Event::Renewed { sent: boot, result: guarded("renew the lease", store.renew(host, known, now)).await } });
+        let params =
+            RenewParams { host: self.host, known, patience: self.config.reservation_patience, now: self.surroundings.now() };
+        let store = Arc::clone(&self.store);
+        self.tasks.spawn(async move { Event::Renewed { sent: boot, result: guarded("renew the lease", store.renew(params)).await } });
     }
 
     /// How many more jobs may be claimed now.
@@ -879,7 +880,7 @@ impl Control {
             Event::Signals(result) => {
                 self.asking_signals = false;
                 match result {
-                    Ok(signals) => self.on_signals(signals),
+                    Ok(signals) => self.on_signals(signals.cancelled),
                     Err(error) => tracing::warn!(%error, "cancellations could not be read"),
                 }
             }
@@ -969,7 +970,7 @@ impl Control {
             }
         };
         self.trouble = 0;
-        let Exchanged { settled, claimed, more, next_due, parked, parked_again, skipped, unacceptable } = exchanged;
+        let Exchanged { settled, claimed, more, next_due, parked, parked_again, skipped, unacceptable, reserved: _ } = exchanged;
         let ran = settles.iter().map(|settle| settle.took).fold(Duration::ZERO, Duration::saturating_add);
         self.pace.observe(settles.len(), ran, boot.saturating_sub(sent), boot.saturating_sub(self.last_exchange));
         self.last_exchange = boot;
@@ -1001,7 +1002,7 @@ impl Control {
     fn on_renewed(&mut self, sent: Duration, result: Result<Renewed, StoreError>) {
         self.renewing = false;
         match result {
-            Ok(Renewed { handed_back, lost }) => {
+            Ok(Renewed { handed_back, lost, .. }) => {
                 self.lease.extend(sent, self.config.lease, self.config.stop_before_lapse);
                 self.reconcile = false;
                 if self.standing == Standing::Lapsed && self.lease.is_good() {
@@ -1013,8 +1014,8 @@ impl Control {
                     self.counters.unknown_rows.fetch_add(u64::from(handed_back), Ordering::Relaxed);
                     tracing::warn!(rows = handed_back, "handed back rows under this host's name that it did not know");
                 }
-                for handle in lost {
-                    if let Some(run) = self.runs.get(&handle) {
+                for (handle, token) in lost {
+                    if let Some(run) = self.runs.get(&handle).filter(|run| run.claimed.token == token) {
                         tracing::warn!(job = %run.claimed.id, "the run is not this host's any more; stopping it");
                         run.stop.stop(StopReason::HandBack);
                     }

@@ -50,6 +50,7 @@ mod tests {
             renewed_at: UnixMillis(renewed_at),
             running: 0,
             gone: false,
+            paused: None,
         }
     }
 

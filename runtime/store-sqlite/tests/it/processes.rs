@@ -90,7 +90,7 @@ async fn a_remembered_run_that_is_gone_is_late() {
     let claimed = here.claim(&host, 3).await;
     // The other process ends one in the host's name, and hands one back at a renewal that knows only the third.
     there.complete(&host, &claimed[0]).await;
-    there.store.renew(host.id, vec![(claimed[2].handle, claimed[2].token)], there.now()).await.expect("renew");
+    there.renew(host.id, vec![(claimed[2].handle, claimed[2].token)]).await;
     let verdicts = here.exchange(&host, claimed.iter().map(|run| settle(run, done())).collect(), 0).await.settled;
     use warp_store::SettleVerdict::{Late, Repeated, Settled};
     assert_eq!(verdicts, [Repeated, Late, Settled]);

@@ -22,6 +22,8 @@ pub(crate) const TABLE: &[(&str, &str, Mutation)] = &[
     ("C3", "a host that was rescued goes on under a new number", Mutation::GoesOnAfterLoss),
     ("C4", "keys are taken one by one and kept when one refuses", Mutation::Ledger(Rule::AllKeysOrNone)),
     ("C5 (W5)", "a delete does not hand on", Mutation::DeleteWithoutHandOn),
+    ("C5, B7", "a pause, or its end, does not hand on", Mutation::PauseWithoutHandOn),
+    ("pauses", "a claim takes what is paused", Mutation::ClaimIgnoresPause),
     ("C5", "a job deleted in its retry delay leaves its block behind", Mutation::DeleteKeepsBlock),
     ("B2 (W4)", "a refused job does not hand its keys on", Mutation::Ledger(Rule::RefusedHandsOn)),
     ("B2", "a reservation starts above a limit lowered since", Mutation::Ledger(Rule::ReservationRechecked)),

@@ -119,8 +119,8 @@ async fn one_that_has_not_begun_never_begins() {
     for id in &queued {
         assert_eq!(world.store.cancel(*id, "ada", world.now()).await.expect("cancel"), CommandVerdict::Requested);
     }
-    let asked = world.count("cancel_signals");
-    world.until("the signal", || world.count("cancel_signals") >= asked + 2).await;
+    let asked = world.count("signals");
+    world.until("the signal", || world.count("signals") >= asked + 2).await;
     gate.open(20);
     world.all(&queued, State::Deleted).await;
     world.until("the others", || world.look(|model| model.rows.values().all(|row| row.place.state().is_final()))).await;

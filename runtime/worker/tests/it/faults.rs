@@ -144,7 +144,7 @@ async fn an_outage_loses_and_doubles_nothing() {
         let _host = world.host(config(4), vec![offer("a", plain(), gate.handler())]);
         let ids = world.add_many("a", 12).await;
         world.until("four runs", || gate.came() == 4).await;
-        for call in ["exchange", "renew", "hosts", "prune", "cancel_signals", "append_output", "expire_reservations"] {
+        for call in ["exchange", "renew", "hosts", "prune", "signals", "append_output", "expire_reservations"] {
             world.fault(call, Fault::Refused(kind), 5);
         }
         gate.open(12);
@@ -218,7 +218,7 @@ async fn rows_of_a_claim_whose_answer_was_lost_are_given_back() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_driver_that_panics_does_not_take_the_loop_with_it() {
     let world = World::new();
-    for call in ["exchange", "renew", "serve", "hosts", "prune", "cancel_signals", "expire_reservations", "append_output"] {
+    for call in ["exchange", "renew", "serve", "hosts", "prune", "signals", "expire_reservations", "append_output"] {
         world.fault(call, Fault::Panic, 2);
     }
     let gate = Gate::new();

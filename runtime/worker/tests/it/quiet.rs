@@ -68,7 +68,7 @@ async fn a_host_without_its_store_is_quiet() {
         let host = world.host(HostConfig::new("host", 2), vec![offer("a", plain(), gate.handler())]);
         world.add_many("a", 2).await;
         world.until("two runs", || gate.came() == 2).await;
-        for call in ["exchange", "renew", "serve", "hosts", "expire_reservations", "prune", "cancel_signals", "register", "deregister"] {
+        for call in ["exchange", "renew", "serve", "hosts", "expire_reservations", "prune", "signals", "register", "deregister"] {
             world.fault(call, Fault::Refused(kind), usize::MAX);
         }
         // One run has ended and cannot be settled, one goes on, and the offers have changed.

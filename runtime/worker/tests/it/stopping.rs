@@ -143,7 +143,7 @@ async fn a_stop_at_once_is_one_statement() {
     world.until("both", || gate.came() == 2).await;
     let before = world.history().len();
     assert_eq!(host.end(StopLevel::Now).await, Stopped { abandoned: 2, deregistered: true });
-    let after: Vec<_> = world.history()[before..].iter().map(|(call, _)| *call).filter(|call| *call != "cancel_signals").collect();
+    let after: Vec<_> = world.history()[before..].iter().map(|(call, _)| *call).filter(|call| *call != "signals").collect();
     assert_eq!(after, ["deregister"]);
     assert!(ids.iter().all(|id| uncharged(&world, *id)));
 }

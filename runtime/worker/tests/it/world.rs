@@ -15,8 +15,8 @@ use warp_domain::resolve::Declarations;
 use warp_domain::{ClaimToken, Digest, HostId, JobHandle, JobId, RunNumber, UnixMillis};
 use warp_pipeline::{AttemptInfo, Handler, HostCalls, StopSignal};
 use warp_store::{
-    AdminLimit, CancelSignal, CommandVerdict, EnqueueVerdict, ExchangeParams, Exchanged, HostInfo, HostSeen, JobDetails, JobFilter,
-    JobSummary, KeySeen, LogLine, NewJob, Overview, Renewed, Rescued, Result, Retention, RunOutput, Served, Settle, SettleVerdict,
+    AdminLimit, CommandVerdict, EnqueueVerdict, ExchangeParams, Exchanged, HostInfo, HostSeen, JobDetails, JobFilter, JobSummary, KeySeen,
+    LogLine, NewJob, Overview, Pause, RenewParams, Renewed, Rescued, Result, Retention, RunOutput, Served, Settle, SettleVerdict, Signals,
     StateVerdict, StateWrite, Store, StoreError, StoreErrorKind,
 };
 use warp_testkit::model::{Model, Place};
@@ -147,9 +147,9 @@ impl Store for TestStore {
     async fn serve(&self, host: HostId, served: Vec<Served>) -> Result<()> {
         self.command("serve", &[], self.model.serve(host, served)).await
     }
-    async fn renew(&self, host: HostId, known: Vec<(JobHandle, ClaimToken)>, now: UnixMillis) -> Result<Renewed> {
+    async fn renew(&self, params: RenewParams) -> Result<Renewed> {
         let _busy = Busy::new(&self.record, &self.record.renewing, &self.record.exchanging);
-        self.command("renew", &[], self.model.renew(host, known, now)).await
+        self.command("renew", &[], self.model.renew(params)).await
     }
     async fn deregister(&self, host: HostId, now: UnixMillis) -> Result<()> {
         self.command("deregister", &[], self.model.deregister(host, now)).await
@@ -177,8 +177,8 @@ impl Store for TestStore {
     async fn append_output(&self, host: HostId, handle: JobHandle, token: ClaimToken, output: RunOutput) -> Result<SettleVerdict> {
         self.command("append_output", &[], self.model.append_output(host, handle, token, output)).await
     }
-    async fn cancel_signals(&self, host: HostId) -> Result<Vec<CancelSignal>> {
-        self.command("cancel_signals", &[], self.model.cancel_signals(host)).await
+    async fn signals(&self, host: HostId) -> Result<Signals> {
+        self.command("signals", &[], self.model.signals(host)).await
     }
     async fn expire_reservations(&self, patience: Duration, now: UnixMillis) -> Result<u32> {
         self.command("expire_reservations", &[], self.model.expire_reservations(patience, now)).await
@@ -230,6 +230,21 @@ impl Store for TestStore {
     }
     async fn key(&self, key: &str) -> Result<Option<KeySeen>> {
         self.model.key(key).await
+    }
+    async fn pause_queue(&self, queue: &str, by: &str, now: UnixMillis) -> Result<bool> {
+        self.command("pause_queue", &[], self.model.pause_queue(queue, by, now)).await
+    }
+    async fn resume_queue(&self, queue: &str, now: UnixMillis) -> Result<bool> {
+        self.command("resume_queue", &[], self.model.resume_queue(queue, now)).await
+    }
+    async fn paused_queues(&self) -> Result<BTreeMap<String, Pause>> {
+        self.model.paused_queues().await
+    }
+    async fn pause_host(&self, host: HostId, by: &str, now: UnixMillis) -> Result<bool> {
+        self.command("pause_host", &[], self.model.pause_host(host, by, now)).await
+    }
+    async fn resume_host(&self, host: HostId, now: UnixMillis) -> Result<bool> {
+        self.command("resume_host", &[], self.model.resume_host(host, now)).await
     }
     async fn overview(&self) -> Result<Overview> {
         self.model.overview().await

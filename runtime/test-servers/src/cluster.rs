@@ -1,22 +1,18 @@
 //! A private PostgreSQL cluster.
 
 use std::{
-    env,
     fmt::Write as _,
     fs,
     path::{Path, PathBuf},
-    process::Command,
 };
 
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{
-    Error, Tls,
-    process::{Home, Server, directory_with, free_port},
+    Error, Tls, installed,
+    process::{Home, Server, free_port},
 };
 
-/// The oldest version that the product supports.
-const OLDEST: u32 = 15;
 /// The superuser of every cluster here.
 const USER: &str = "postgres";
 
@@ -52,7 +48,8 @@ impl ClusterSettings {
         self
     }
 
-    /// Sessions authenticate with this password (scram-sha-256). Without it everybody on this machine is trusted.
+    /// Sessions authenticate with this password (scram-sha-256), which goes into URLs as it is. Without one everybody on
+    /// this machine is trusted.
     pub fn password(mut self, password: &str) -> Self {
         self.password = Some(password.to_owned());
         self
@@ -80,13 +77,13 @@ impl ClusterSettings {
     /// Makes and starts it. Takes about a second.
     pub fn start(self) -> Result<Cluster, Error> {
         let Self { mut settings, password, tls, statistics } = self;
-        let programs = programs()?;
+        let programs = installed::postgresql()?;
         let pg_ctl = programs.join("pg_ctl");
         // pg_ctl checks that the process in postmaster.pid is a postmaster before it sends anything.
         let home = Home::new(&format!("'{}' stop -D \"$home/data\" -m immediate -s", pg_ctl.display()))?;
         initialise(&home, &programs, password.as_deref())?;
 
-        let counts_statements = statistics && has_statistics(&programs);
+        let counts_statements = statistics && installed::has_statistics(&programs);
         if counts_statements {
             settings.push(("shared_preload_libraries".to_owned(), "pg_stat_statements".to_owned()));
         }
@@ -270,61 +267,4 @@ fn initialise(home: &Home, programs: &Path, password: Option<&str>) -> Result<()
         "make a cluster",
         format_args!("initdb: {}\n{}{}", output.status, String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr)),
     ))
-}
-
-/// The directory of PostgreSQL's programs: what the environment says, else the first of PATH, else the newest installed.
-fn programs() -> Result<PathBuf, Error> {
-    const NEEDED: &[&str] = &["initdb", "postgres", "pg_ctl"];
-    if let Some(directory) = env::var_os("WARP_TEST_PG_BIN").map(PathBuf::from) {
-        return match version(&directory) {
-            Some(version) if version >= OLDEST => Ok(directory),
-            Some(version) => {
-                Err(Error::new("find PostgreSQL", format_args!("WARP_TEST_PG_BIN has version {version}; {OLDEST} or later is needed")))
-            }
-            None => Err(Error::new(
-                "find PostgreSQL",
-                format_args!("WARP_TEST_PG_BIN={} has no program `postgres` that runs", directory.display()),
-            )),
-        };
-    }
-    let mut installed: Vec<(u32, PathBuf)> = ["/usr/lib/postgresql", "/usr/local/lib/postgresql"]
-        .iter()
-        .filter_map(|parent| fs::read_dir(parent).ok())
-        .flatten()
-        .filter_map(|entry| {
-            let entry = entry.ok()?;
-            Some((entry.file_name().to_str()?.parse().ok()?, entry.path().join("bin")))
-        })
-        .collect();
-    installed.sort();
-    directory_with(NEEDED, installed.into_iter().rev().map(|(_, directory)| directory))
-        .find(|directory| version(directory).is_some_and(|version| version >= OLDEST))
-        .ok_or_else(|| {
-            Error::new(
-                "find PostgreSQL",
-                format_args!(
-                    "version {OLDEST} or later is neither in PATH nor under /usr/lib/postgresql. `cargo xtask test` installs it on \
-                     Debian and Ubuntu; elsewhere install it, or set WARP_TEST_PG_BIN to the directory of `initdb`, or \
-                     WARP_TEST_POSTGRES_URL to a server whose user may create databases"
-                ),
-            )
-        })
-}
-
-fn version(programs: &Path) -> Option<u32> {
-    // "postgres (PostgreSQL) 15.6 (Debian …)", "… 18beta1"
-    let output = Command::new(programs.join("postgres")).arg("--version").output().ok()?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    let number = text.split_whitespace().nth(2)?;
-    number.split(|letter: char| !letter.is_ascii_digit()).next()?.parse().ok()
-}
-
-/// Whether the installation has the library of pg_stat_statements. A cluster told to preload it without does not start.
-fn has_statistics(programs: &Path) -> bool {
-    let told = Command::new(programs.join("pg_config")).arg("--pkglibdir").output().ok();
-    let told = told.map(|output| PathBuf::from(String::from_utf8_lossy(&output.stdout).trim()));
-    let beside = programs.parent().map(|parent| parent.join("lib"));
-    told.into_iter()
-        .chain(beside)
-        .any(|directory| ["so", "dylib"].iter().any(|ending| directory.join("pg_stat_statements").with_extension(ending).is_file()))
 }

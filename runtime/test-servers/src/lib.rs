@@ -17,6 +17,7 @@ mod address;
 mod cluster;
 #[cfg(feature = "client")]
 mod database;
+mod installed;
 #[cfg(feature = "client")]
 mod pgbouncer;
 mod process;
@@ -27,6 +28,7 @@ mod tls;
 pub use cluster::{Cluster, ClusterSettings, Stop};
 #[cfg(feature = "client")]
 pub use database::{Database, database};
+pub use installed::missing;
 #[cfg(feature = "client")]
 pub use pgbouncer::{PgBouncer, PgBouncerSettings, PoolMode};
 #[cfg(feature = "client")]

@@ -1,12 +1,10 @@
 //! PgBouncer, the real one.
 
 use std::{
-    env,
     fmt::Write as _,
     fs,
     net::{Ipv4Addr, TcpStream},
-    path::{Path, PathBuf},
-    process::Command,
+    path::PathBuf,
 };
 
 use rustix::process::Signal;
@@ -14,7 +12,8 @@ use rustix::process::Signal;
 use crate::{
     Error,
     address::Address,
-    process::{Home, Server, directory_with, free_port},
+    installed,
+    process::{Home, Server, free_port},
 };
 
 /// What a client keeps its server connection for.
@@ -75,8 +74,8 @@ impl PgBouncerSettings {
         }
         let (user, password) = address.credentials.split_once(':').unwrap_or((address.credentials, ""));
         let (host, server_port) = address.host_and_port();
-        let program = program()?;
-        let can_prepare = version(&program).is_some_and(|version| version >= (1, 21));
+        let program = installed::pgbouncer()?;
+        let can_prepare = installed::pgbouncer_version(&program).is_some_and(|version| version >= (1, 21));
 
         let home = Home::new("kill -KILL \"$(cat \"$home/pid\")\"")?;
         // Clients are trusted; the password is for the server.
@@ -177,27 +176,4 @@ impl PgBouncer {
     fn pid_file(&self) -> PathBuf {
         self.server.home().path().join("pid")
     }
-}
-
-/// Where PgBouncer is: what the environment says, PATH, or the directories of daemons.
-fn program() -> Result<PathBuf, Error> {
-    if let Some(program) = env::var_os("WARP_TEST_PGBOUNCER") {
-        return Ok(program.into());
-    }
-    let daemons = ["/usr/sbin", "/usr/local/sbin", "/usr/local/bin", "/opt/homebrew/bin"].map(PathBuf::from);
-    directory_with(&["pgbouncer"], daemons).next().map(|directory| directory.join("pgbouncer")).ok_or_else(|| {
-        Error::new(
-            "find PgBouncer",
-            "it is neither in PATH nor in /usr/sbin. `cargo xtask test` installs it on Debian and Ubuntu; elsewhere install it, or \
-             set WARP_TEST_PGBOUNCER to the program",
-        )
-    })
-}
-
-fn version(program: &Path) -> Option<(u32, u32)> {
-    // "PgBouncer 1.18.0"
-    let output = Command::new(program).arg("--version").output().ok()?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    let mut numbers = text.lines().next()?.split_whitespace().nth(1)?.split('.');
-    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }

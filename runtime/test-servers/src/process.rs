@@ -243,9 +243,3 @@ pub(crate) fn free_port() -> Result<u16, Error> {
         .find(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok())
         .ok_or_else(|| Error::new("find a free port", format_args!("all from {FIRST} on are taken")))
 }
-
-/// The first directory that holds all these programs: of `PATH`, then of the others.
-pub(crate) fn directory_with(programs: &[&str], others: impl IntoIterator<Item = PathBuf>) -> impl Iterator<Item = PathBuf> {
-    let path: Vec<PathBuf> = env::var_os("PATH").iter().flat_map(env::split_paths).collect();
-    path.into_iter().chain(others).filter(move |directory| programs.iter().all(|program| directory.join(program).is_file()))
-}

@@ -4,6 +4,7 @@
 
 mod plugins;
 mod run;
+mod servers;
 mod soak;
 mod test;
 mod tidy;

@@ -1,6 +1,7 @@
 //! `cargo xtask test`: every test that a change can break, on a machine that has only rustup and a C compiler.
 //!
-//! Prints the runner's output as it comes and ends with one line that counts all of it.
+//! Brings PostgreSQL and PgBouncer with it (`servers.rs`). Prints the runner's output as it comes and ends with what was
+//! not tested, what is broken, and one line that counts all of it.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -8,7 +9,7 @@ use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, Result};
 
-use crate::{plugins, tidy};
+use crate::{plugins, servers, tidy};
 
 /// The command line.
 #[derive(clap::Args)]
@@ -65,6 +66,17 @@ pub fn run(root: &Path, args: &Args) -> Result<ExitCode> {
     if args.package.is_none() && !args.skip_plugins && plugins::run(root, &plugins::Args::every_test())? != ExitCode::SUCCESS {
         broken.push("native tests of the plugins".to_owned());
     }
+    // One package need not need a server. If it does and there is none, its tests fail and say so.
+    if args.package.is_none()
+        && let Err(error) = servers::install()
+    {
+        broken.push(format!("servers for tests: {error:#}"));
+    }
+    // Without it each test process starts one of its own, or says why it cannot.
+    let server = servers::Server::start();
+    if let Err(error) = &server {
+        println!("no PostgreSQL for the tests: {error:#}");
+    }
     let mut tally = Tally::default();
     let packages = match &args.package {
         Some(text) => vec!["--package".to_owned(), format!("*{text}*")],
@@ -72,13 +84,12 @@ pub fn run(root: &Path, args: &Args) -> Result<ExitCode> {
     };
     // Ends in the libraries' tests, binaries and integration tests; there are no examples in doc comments that
     // would be worth a second linking of everything.
-    let mut child = Command::new(env!("CARGO"))
-        .args(["test", "--no-fail-fast", "--lib", "--bins", "--tests"])
-        .args(packages)
-        .current_dir(root)
-        .stdout(Stdio::piped())
-        .spawn()
-        .context("cargo test")?;
+    let mut tests = Command::new(env!("CARGO"));
+    tests.args(["test", "--no-fail-fast", "--lib", "--bins", "--tests"]).args(packages).current_dir(root).stdout(Stdio::piped());
+    if let Ok(server) = &server {
+        server.name_to(&mut tests);
+    }
+    let mut child = tests.spawn().context("cargo test")?;
     let output = child.stdout.take().context("cargo test's output")?;
     let mut screen = std::io::stdout().lock();
     for line in BufReader::new(output).split(b'\n') {
@@ -89,6 +100,10 @@ pub fn run(root: &Path, args: &Args) -> Result<ExitCode> {
     drop(screen);
     if !child.wait()?.success() {
         broken.push("tests".to_owned());
+    }
+    drop(server);
+    if std::env::var_os("WARP_TEST_SQLSERVER_URL").is_none() {
+        println!("not tested: SQL Server (WARP_TEST_SQLSERVER_URL is not set)");
     }
     for what in &broken {
         println!("broken: {what}");

@@ -52,9 +52,24 @@ const RESERVED: &[(&str, &[&str])] = &[
     ("clap", &["warp-host", "gold", "xtask"]),
     (
         "tokio",
-        &["warp-pipeline", "warp-testkit", "warp-test-servers", "warp-store-tests", "warp-store-sqlite", "warp-store-postgres", "warp-plugin-host", "warp-worker", "warp-http", "warp-host", "gold"],
+        &[
+            "warp-pipeline",
+            "warp-testkit",
+            "warp-test-servers",
+            "warp-store-tests",
+            "warp-store-sqlite",
+            "warp-store-postgres",
+            "warp-plugin-host",
+            "warp-worker",
+            "warp-http",
+            "warp-host",
+            "gold",
+        ],
     ),
-    ("serde", &["warp-store", "warp-manifest", "warp-store-sqlite", "warp-store-postgres", "warp-host", "warp-testkit", "warp-plugin-host"]),
+    (
+        "serde",
+        &["warp-store", "warp-manifest", "warp-store-sqlite", "warp-store-postgres", "warp-host", "warp-testkit", "warp-plugin-host"],
+    ),
 ];
 
 /// Words that the glossary replaces, as whole words in comments and names of Rust sources. Kept short: only

@@ -67,6 +67,8 @@ async fn settings_and_statistics_arrive() {
     let mut connection = PgConnection::connect(&cluster.url("postgres")).await.expect("connect");
     assert_eq!(one::<String>(&mut connection, "SHOW work_mem").await, "7MB");
     assert_eq!(one::<String>(&mut connection, "SHOW fsync").await, "off");
+    let available = "SELECT EXISTS (SELECT FROM pg_available_extensions WHERE name = 'pg_stat_statements')";
+    assert_eq!(one::<bool>(&mut connection, available).await, cluster.counts_statements());
     if cluster.counts_statements() {
         cluster.execute("postgres", "CREATE EXTENSION pg_stat_statements").expect("extension");
         assert!(one::<i64>(&mut connection, "SELECT count(*) FROM pg_stat_statements").await > 0);
@@ -75,7 +77,7 @@ async fn settings_and_statistics_arrive() {
 
 #[tokio::test]
 async fn a_password_is_asked_for() {
-    let cluster = Cluster::functional().password("open sesame").start().expect("cluster");
+    let cluster = Cluster::functional().password("open-sesame").start().expect("cluster");
     let right = cluster.url("postgres");
     PgConnection::connect(&right).await.expect("the right one");
     let wrong = right.replace("sesame", "barley");

@@ -38,7 +38,7 @@ const GRACE: Duration = Duration::from_secs(2);
 
 /// A statement with its arguments.
 #[derive(Debug)]
-pub(crate) struct Sql {
+pub struct Sql {
     text: &'static str,
     args: Vec<Arg>,
     urgent: bool,
@@ -48,27 +48,27 @@ pub(crate) struct Sql {
 impl Sql {
     /// A statement. `$1` … stand for the arguments, and nothing else in it may look like them; `warp` is the schema
     /// (see [`place`]).
-    pub(crate) fn new(text: &'static str) -> Self {
+    pub fn new(text: &'static str) -> Self {
         Sql { text, args: Vec::new(), urgent: false, repeatable: false }
     }
 
     /// The next argument.
     #[must_use]
-    pub(crate) fn arg(mut self, value: impl Into<Arg>) -> Self {
+    pub fn arg(mut self, value: impl Into<Arg>) -> Self {
         self.args.push(value.into());
         self
     }
 
     /// May use one connection beyond the pool's size, so that it never waits behind work: renewing a lease.
     #[must_use]
-    pub(crate) fn urgent(mut self) -> Self {
+    pub fn urgent(mut self) -> Self {
         self.urgent = true;
         self
     }
 
     /// Does no harm when it runs twice, so it is sent again when the first answer was lost: questions.
     #[must_use]
-    pub(crate) fn repeatable(mut self) -> Self {
+    pub fn repeatable(mut self) -> Self {
         self.repeatable = true;
         self
     }
@@ -79,8 +79,13 @@ macro_rules! kinds {
     ($($one:ident $many:ident $rust:ty, $sql:literal;)*) => {
         /// An argument of a statement. Made with `into()`.
         #[derive(Debug, Clone)]
-        pub(crate) enum Arg {
-            $($one(Option<$rust>), $many(Vec<Option<$rust>>),)*
+        pub enum Arg {
+            $(
+                #[doc = concat!("One ", $sql, ".")]
+                $one(Option<$rust>),
+                #[doc = concat!("An array of ", $sql, ".")]
+                $many(Vec<Option<$rust>>),
+            )*
         }
 
         $(
@@ -317,7 +322,7 @@ pub(crate) fn place(text: &str, schema: &str) -> String {
 
 /// An array of text from a row, in both formats. (The driver's own reading of the text format takes the string `NULL`
 /// for no value.)
-pub(crate) struct Texts(pub(crate) Vec<Option<String>>);
+pub struct Texts(pub Vec<Option<String>>);
 
 impl Type<Postgres> for Texts {
     fn type_info() -> PgTypeInfo {
@@ -367,7 +372,7 @@ fn read_array(text: &str) -> Option<Vec<Option<String>>> {
 }
 
 /// A column of a row. An error here is a fault of this build, not of the caller.
-pub(crate) fn get<'r, T>(row: &'r PgRow, at: usize) -> Result<T, Fault>
+pub fn get<'r, T>(row: &'r PgRow, at: usize) -> Result<T, Fault>
 where
     T: Decode<'r, Postgres> + Type<Postgres>,
 {
@@ -375,7 +380,7 @@ where
 }
 
 /// An id in a column of type uuid.
-pub(crate) fn get_id(row: &PgRow, at: usize) -> Result<u128, Fault> {
+pub fn get_id(row: &PgRow, at: usize) -> Result<u128, Fault> {
     get::<Uuid>(row, at).map(|id| id.as_u128())
 }
 
@@ -388,7 +393,7 @@ enum Sending {
 
 /// The database. Cheap to clone.
 #[derive(Clone)]
-pub(crate) struct Db(Arc<Shared>);
+pub struct Db(Arc<Shared>);
 
 struct Shared {
     pool: Arc<Pool>,
@@ -405,7 +410,7 @@ struct Shared {
 impl Db {
     /// Connects, and finds out how statements can be sent. Statements run on the runtime that calls this. Dropped, it
     /// leaves nothing behind.
-    pub(crate) async fn open(settings: &ConnectSettings) -> Result<Self, Fault> {
+    pub async fn open(settings: &ConnectSettings) -> Result<Self, Fault> {
         let runtime = Handle::current();
         let connector = Connector::new(settings)?;
         let (sending, pooling, mut first) = match settings.mode {
@@ -424,7 +429,7 @@ impl Db {
                 connector.set_up(conn, setup).await?;
             }
         }
-        let pool = Pool::new(connector, settings.pool, setup, first, &runtime);
+        let pool = Pool::new(connector, (settings.pool, settings.idle_timeout), setup, first, &runtime);
         Ok(Db(Arc::new(Shared {
             pool,
             sending,
@@ -437,22 +442,22 @@ impl Db {
     }
 
     /// The address for people, without a password.
-    pub(crate) fn name(&self) -> &str {
+    pub fn name(&self) -> &str {
         self.0.pool.name()
     }
 
     /// The schema of the tables.
-    pub(crate) fn schema(&self) -> &str {
+    pub fn schema(&self) -> &str {
         &self.0.schema
     }
 
     /// What the two-client test found when the database was opened; nothing when the settings left no question.
-    pub(crate) fn pooling(&self) -> Option<Pooling> {
+    pub fn pooling(&self) -> Option<Pooling> {
         self.0.pooling
     }
 
     /// Runs a statement and returns its rows. Dropped, the statement still runs to its end.
-    pub(crate) async fn rows(&self, sql: Sql) -> Result<Vec<PgRow>, Fault> {
+    pub async fn rows(&self, sql: Sql) -> Result<Vec<PgRow>, Fault> {
         let db = self.clone();
         // Dropping the handle detaches the task.
         match self.0.runtime.spawn(async move { db.run(sql).await }).await {
@@ -463,13 +468,13 @@ impl Db {
     }
 
     /// Runs a statement that returns one row.
-    pub(crate) async fn row(&self, sql: Sql) -> Result<PgRow, Fault> {
+    pub async fn row(&self, sql: Sql) -> Result<PgRow, Fault> {
         let missing = || Fault::said(StoreErrorKind::Internal, "a statement returned no row where one was expected");
         self.optional(sql).await?.ok_or_else(missing)
     }
 
     /// Runs a statement that returns at most one row.
-    pub(crate) async fn optional(&self, sql: Sql) -> Result<Option<PgRow>, Fault> {
+    pub async fn optional(&self, sql: Sql) -> Result<Option<PgRow>, Fault> {
         Ok(self.rows(sql).await?.into_iter().next())
     }
 

@@ -27,8 +27,6 @@ use crate::settings::{ConnectSettings, Target};
 const TRUSTED: Duration = Duration::from_secs(1);
 /// How long the sign of life may take. It is no statement, only a round trip.
 const PING_PATIENCE: Duration = Duration::from_secs(5);
-/// After so long without work a connection is closed.
-const IDLE: Duration = Duration::from_secs(60);
 /// Even a busy connection is replaced after so long: a backend's caches only grow, and a new one asks for the password.
 const LIFETIME: Duration = Duration::from_secs(30 * 60);
 /// How long closing may wait for the network.
@@ -114,6 +112,7 @@ pub(crate) struct Pool {
     work: Arc<Semaphore>,
     urgent: Arc<Semaphore>,
     size: u32,
+    idle_timeout: Duration,
     /// The one used last is on top. Locked for a push or a pop only.
     idle: Mutex<Vec<Idle>>,
 }
@@ -135,7 +134,7 @@ impl Pool {
     /// A pool that begins with `first`. The task that closes idle connections runs on `runtime` until the pool is dropped.
     pub(crate) fn new(
         connector: Connector,
-        size: u32,
+        (size, idle_timeout): (u32, Duration),
         session_setup: Option<String>,
         first: Vec<PgConnection>,
         runtime: &Handle,
@@ -148,9 +147,10 @@ impl Pool {
             work: Arc::new(Semaphore::new(size as usize)),
             urgent: Arc::new(Semaphore::new(1)),
             size,
+            idle_timeout,
             idle: Mutex::new(first.into_iter().take(size as usize).map(|conn| Idle { conn, born: now, since: now }).collect()),
         });
-        runtime.spawn(close_idle(Arc::downgrade(&pool)));
+        runtime.spawn(close_idle(Arc::downgrade(&pool), idle_timeout / 4));
         pool
     }
 
@@ -222,13 +222,15 @@ impl Pool {
     /// Takes what has been idle for too long.
     fn take_old(&self) -> Vec<PgConnection> {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        idle.extract_if(.., |idle| idle.since.elapsed() >= IDLE || idle.born.elapsed() >= LIFETIME).map(|idle| idle.conn).collect()
+        idle.extract_if(.., |idle| idle.since.elapsed() >= self.idle_timeout || idle.born.elapsed() >= LIFETIME)
+            .map(|idle| idle.conn)
+            .collect()
     }
 }
 
-async fn close_idle(pool: Weak<Pool>) {
+async fn close_idle(pool: Weak<Pool>, every: Duration) {
     loop {
-        tokio::time::sleep(IDLE / 4).await;
+        tokio::time::sleep(every.max(Duration::from_millis(10))).await;
         let Some(old) = pool.upgrade().map(|pool| pool.take_old()) else { return };
         for conn in old {
             close(conn).await;

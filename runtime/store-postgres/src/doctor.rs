@@ -9,7 +9,6 @@
 use std::time::Duration;
 
 use serde::Serialize;
-use sqlx::Connection as _;
 use sqlx::postgres::{PgConnection, PgListener, PgPoolOptions, PgRow};
 use warp_domain::UnixMillis;
 
@@ -404,7 +403,7 @@ async fn clocks(report: &mut Report, patient: &mut Patient<'_>, clock: impl Fn()
                     "clock",
                     Level::Warn,
                     text,
-                    "synchronise both (NTP); due times are compared with the clock of the host that looks",
+                    "synchronise both (NTP): what is due the server decides, and times in logs are this host's",
                 );
             } else {
                 report.ok("clock", text);

@@ -20,7 +20,7 @@ pub(crate) mod own {
 
 /// A fault inside a command, before it is known which command it was.
 #[derive(Debug, Clone)]
-pub(crate) struct Fault {
+pub struct Fault {
     kind: StoreErrorKind,
     text: String,
     /// The SQLSTATE, when the server (or a pooler) said it.
@@ -71,17 +71,17 @@ impl Fault {
     }
 
     /// What a caller can do about it.
-    pub(crate) fn kind(&self) -> StoreErrorKind {
+    pub fn kind(&self) -> StoreErrorKind {
         self.kind
     }
 
     /// The text for people.
-    pub(crate) fn text(&self) -> &str {
+    pub fn text(&self) -> &str {
         &self.text
     }
 
     /// The SQLSTATE, when the server said one.
-    pub(crate) fn code(&self) -> Option<&str> {
+    pub fn code(&self) -> Option<&str> {
         self.code.as_deref()
     }
 

@@ -19,6 +19,7 @@ mod error;
 mod exchange;
 mod intern;
 mod listen;
+mod observe;
 mod pooler;
 mod rows;
 mod schema;
@@ -26,6 +27,15 @@ mod settings;
 
 pub use crate::clock::Clock;
 pub use crate::doctor::{BESIDE_POOL, Finding, Level, Report, doctor};
-pub use crate::pooler::Pooling;
+pub use crate::observe::Observer;
+pub use crate::pooler::{Pooling, pooling};
 pub use crate::schema::{LockKind, MIGRATIONS, SCHEMA_VERSION, migrate, migration_sql, schema_version};
 pub use crate::settings::{ConnectSettings, StatementMode};
+
+/// The connection layer by itself, for tests of poolers and failures.
+#[doc(hidden)]
+pub mod bare {
+    pub use crate::call::{Arg, Db, Sql, Texts, get, get_id};
+    pub use crate::error::Fault;
+    pub use crate::listen::{Changes, Listener};
+}

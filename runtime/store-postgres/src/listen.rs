@@ -34,7 +34,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// A counter of changes with people who wait for the next one.
-pub(crate) struct Changes {
+pub struct Changes {
     count: watch::Sender<u64>,
     /// What the last call of [`Changes::wait`] has seen.
     seen: Mutex<u64>,
@@ -48,12 +48,12 @@ impl Changes {
 
     /// Somebody should look: called by the connection that listens, and by this process after a commit of its own where
     /// nothing listens.
-    pub(crate) fn announce(&self) {
+    pub fn announce(&self) {
         self.count.send_modify(|count| *count = count.wrapping_add(1));
     }
 
     /// Completes when something was announced since the last call returned. Dropped, nothing is taken.
-    pub(crate) async fn wait(&self) {
+    pub async fn wait(&self) {
         let mut changes = self.count.subscribe();
         let seen = *self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         if *changes.borrow_and_update() == seen {
@@ -65,13 +65,13 @@ impl Changes {
     }
 
     /// Whether announcements of other processes are heard right now.
-    pub(crate) fn is_listening(&self) -> bool {
+    pub fn is_listening(&self) -> bool {
         self.listening.load(Ordering::Acquire)
     }
 }
 
 /// The connection that listens. Dropping it closes it.
-pub(crate) struct Listener {
+pub struct Listener {
     changes: Arc<Changes>,
     task: JoinHandle<()>,
 }
@@ -88,7 +88,7 @@ impl Listener {
     ///
     /// # Errors
     /// When the address cannot be read.
-    pub(crate) fn start(settings: &ConnectSettings, known: Option<Pooling>) -> Result<Self, Fault> {
+    pub fn start(settings: &ConnectSettings, known: Option<Pooling>) -> Result<Self, Fault> {
         let connector = Connector::for_listen(settings)?;
         let known = known.filter(|_| settings.listen_url.is_none());
         let changes = Arc::new(Changes::new());
@@ -96,8 +96,15 @@ impl Listener {
         Ok(Listener { changes, task })
     }
 
+    /// Completes when it has been found out that nothing can be heard at this address. For tests.
+    pub async fn until_given_up(mut self) -> Arc<Changes> {
+        // It ends with that alone, or with a panic of its own.
+        let _ = (&mut self.task).await;
+        self.changes.clone()
+    }
+
     /// Where changes are heard of.
-    pub(crate) fn changes(&self) -> &Arc<Changes> {
+    pub fn changes(&self) -> &Arc<Changes> {
         &self.changes
     }
 }

@@ -17,6 +17,7 @@ use warp_store::StoreErrorKind;
 
 use crate::connect::{self, Connector};
 use crate::error::{Fault, Phase};
+use crate::settings::ConnectSettings;
 
 /// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -73,6 +74,20 @@ impl Probed {
             ),
         ))
     }
+}
+
+/// What the two-client test finds at the settings' address, with what it saw, for people.
+///
+/// # Errors
+/// When the address cannot be read or reached.
+pub async fn pooling(settings: &ConnectSettings) -> warp_store::Result<(Pooling, String)> {
+    const OP: &str = "test the connection";
+    let connector = Connector::new(settings).map_err(|fault| fault.into_error(OP))?;
+    let Probed { pooling, evidence, starved: _, connections } = probe(&connector, "").await.map_err(|fault| fault.into_error(OP))?;
+    for conn in connections {
+        connect::close(conn).await;
+    }
+    Ok((pooling, evidence))
 }
 
 /// Runs the test with two new connections, within five seconds once they are made. Dropped, it leaves nothing behind:

@@ -66,6 +66,8 @@ pub struct ConnectSettings {
     pub statement_timeout: Duration,
     /// The longest time to get a connection.
     pub connect_timeout: Duration,
+    /// After so long without work a connection is given back.
+    pub idle_timeout: Duration,
     /// How statements are sent.
     pub mode: StatementMode,
 }
@@ -87,6 +89,7 @@ impl ConnectSettings {
             application_name: "warp-host".to_owned(),
             statement_timeout: Duration::from_secs(30),
             connect_timeout: Duration::from_secs(10),
+            idle_timeout: Duration::from_secs(60),
             mode: StatementMode::Auto,
         }
     }
@@ -440,4 +443,79 @@ fn refused(text: impl Into<String>) -> Fault {
 
 fn unavailable(text: String) -> Fault {
     Fault::said(StoreErrorKind::Unavailable, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn target(url: &str) -> Result<Target, Fault> {
+        Target::new(&ConnectSettings::new(url), url)
+    }
+
+    fn refusal(url: &str) -> String {
+        target(url).map_or_else(|fault| fault.text().to_owned(), |target| panic!("accepted: {}", target.name))
+    }
+
+    #[test]
+    fn both_forms_of_an_address_mean_the_same_and_show_no_password() {
+        for url in [
+            "postgres://ada:p%40ss@db.example:6000/jobs?sslmode=require&application_name=x",
+            r"host=db.example port=6000 user=ada password='p@ss' dbname = jobs sslmode=require",
+            "postgresql://db.example/jobs?user=ada&password=p%40ss&port=6000",
+        ] {
+            let target = target(url).unwrap_or_else(|fault| panic!("{url}: {}", fault.text()));
+            assert_eq!(target.name, "postgres://ada@db.example:6000/jobs");
+            assert!(!format!("{:?}", ConnectSettings::new(url)).contains("ss@"), "the password is shown");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_refused_and_not_repeated() {
+        for (url, part) in [
+            ("mysql://secret@db/x", "must begin with postgres://"),
+            ("postgres://u:secret@a:1,b:2/x", "with one host"),
+            ("postgres://db/x?sslmode=very", "sslmode \"very\" is unknown"),
+            ("postgres://db/x?target_session_attrs=standby", "target_session_attrs"),
+            ("postgres://db/x?sslcert=a", "without its key"),
+            ("host=db password='secret", "a quote is not closed"),
+            ("host=db password=sec ret", "a name without `=`"),
+            ("postgres://db/x?user=%zz", "two hexadecimal digits"),
+        ] {
+            let text = refusal(url);
+            assert!(text.contains(part), "{url}: {text}");
+            assert!(!text.contains("secret"), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_suffix_of_the_application_survives_and_characters_are_not_cut() {
+        assert_eq!(application_name("payments", ":warp-locks"), "payments:warp-locks");
+        let long = application_name(&"é".repeat(60), ":warp-locks");
+        assert!(long.len() <= MAX_APPLICATION_NAME && long.ends_with("é:warp-locks"), "{long}");
+    }
+
+    #[test]
+    fn a_password_file_may_be_a_pgpass_or_the_password() {
+        let target = target("postgres://ada@db:6000/jobs").unwrap_or_else(|fault| panic!("{}", fault.text()));
+        for (text, password) in [
+            ("secret\n", Some("secret")),
+            ("se:cr:et\r\n", Some("se:cr:et")),
+            ("# all of ours\nother:*:*:*:no\ndb:6000:*:ada:se\\:c:ret\n", Some("se:c:ret")),
+            ("db:6000:jobs:bob:no\n", None),
+            ("", None),
+        ] {
+            assert_eq!(target.password_in(text).as_deref(), password, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn schema_names_that_would_need_quotes_are_refused() {
+        for good in ["warp", "jobs_2", "_x"] {
+            assert!(check_schema_name(good).is_ok(), "{good}");
+        }
+        for bad in ["", "Jobs", "a-b", "2x", "pg_x", "public", "a\"b", &"a".repeat(64)] {
+            assert!(check_schema_name(bad).is_err(), "{bad}");
+        }
+    }
 }

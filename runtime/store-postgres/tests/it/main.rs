@@ -1,0 +1,5 @@
+//! The PostgreSQL store on real servers.
+
+mod connections;
+mod poolers;
+mod tls;

@@ -4,10 +4,13 @@
 //! cache; what it does not know costs one statement for all that are missing. The statement commits by itself before
 //! anything refers to the numbers: nobody waits for a new name while he holds a key (C4).
 //!
+//! What must stay true: a cache may be emptied at any moment. One thing takes numbers back: a fail-over to a server that
+//! had not heard of them, which then gives them to other names. So a lost connection empties all caches.
+//!
 //! What it deliberately does not do: bound the caches of lanes, policies and digests, which are as many as the
 //! operators' deployments. The cache of keys, which come from payloads, is emptied when it is full.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::hash::Hash;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -47,77 +50,104 @@ fn locked<T>(cache: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     cache.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn missing<K: Eq + Hash + Clone, V>(cache: &Mutex<HashMap<K, V>>, wanted: impl IntoIterator<Item = K>) -> Vec<K> {
+/// What is known of these, and the others, each once.
+fn look<K: Eq + Hash + Clone, V: Clone>(cache: &Mutex<HashMap<K, V>>, wanted: impl IntoIterator<Item = K>) -> (HashMap<K, V>, Vec<K>) {
     let cache = locked(cache);
-    let mut missing: Vec<K> = Vec::new();
+    let (mut found, mut missing) = (HashMap::new(), HashSet::new());
     for name in wanted {
-        if !cache.contains_key(&name) && !missing.contains(&name) {
-            missing.push(name);
+        match cache.get(&name) {
+            Some(value) => drop(found.insert(name, value.clone())),
+            None => drop(missing.insert(name)),
         }
     }
-    missing
+    (found, missing.into_iter().collect())
 }
 
-fn known<K: Eq + Hash, V: Clone>(cache: &Mutex<HashMap<K, V>>, name: &K) -> Result<V, Fault> {
-    locked(cache).get(name).cloned().ok_or_else(|| Fault::said(StoreErrorKind::Internal, "a name that was just interned is not known"))
+/// Remembers what was asked for, in the cache and among what was found.
+fn learn<K: Eq + Hash + Clone, V: Clone>(cache: &Mutex<HashMap<K, V>>, found: &mut HashMap<K, V>, names: Vec<K>, values: Vec<V>) {
+    found.extend(names.iter().cloned().zip(values.iter().cloned()));
+    locked(cache).extend(names.into_iter().zip(values));
+}
+
+fn pick<K: Eq + Hash, V: Clone>(found: &HashMap<K, V>, name: &K) -> Result<V, Fault> {
+    found.get(name).cloned().ok_or_else(|| Fault::said(StoreErrorKind::Internal, "a name was interned and has no number"))
 }
 
 impl Interned {
+    /// Another server may answer from now on.
+    pub(crate) fn note(&self, fault: &Fault) {
+        if matches!(fault.kind(), StoreErrorKind::Unavailable | StoreErrorKind::OutcomeUnknown) {
+            let Interned { lanes, digests, stamps, declared, declared_ids, keys } = self;
+            locked(lanes).clear();
+            locked(digests).clear();
+            *locked(stamps) = Stamps::default();
+            locked(declared).clear();
+            locked(declared_ids).clear();
+            locked(keys).clear();
+        }
+    }
+
     /// Numbers of lanes, in order. Unique index of `lane`; takes no lock for what is there.
     pub(crate) async fn lanes(&self, db: &Db, names: &[LaneName]) -> Result<Vec<i32>, Fault> {
-        let new = missing(&self.lanes, names.iter().cloned());
+        let (mut found, new) = look(&self.lanes, names.iter().cloned());
         if !new.is_empty() {
             let (contracts, queues): (Vec<_>, Vec<_>) = new.iter().cloned().unzip();
             let row = db.row(Sql::new("SELECT warp.lane_ids($1, $2)").arg(contracts).arg(queues)).await?;
-            locked(&self.lanes).extend(new.into_iter().zip(get::<Vec<i32>>(&row, 0)?));
+            learn(&self.lanes, &mut found, new, get(&row, 0)?);
         }
-        names.iter().map(|name| known(&self.lanes, name)).collect()
+        names.iter().map(|name| pick(&found, name)).collect()
     }
 
     /// Numbers of digests, in order.
     pub(crate) async fn digests(&self, db: &Db, digests: &[Digest]) -> Result<Vec<i32>, Fault> {
-        let new = missing(&self.digests, digests.iter().copied());
+        let (mut found, new) = look(&self.digests, digests.iter().copied());
         if !new.is_empty() {
             let bytes: Vec<_> = new.iter().map(|digest| digest.0.to_vec()).collect();
             let row = db.row(Sql::new("SELECT warp.digest_ids($1)").arg(bytes)).await?;
-            locked(&self.digests).extend(new.into_iter().zip(get::<Vec<i32>>(&row, 0)?));
+            learn(&self.digests, &mut found, new, get(&row, 0)?);
         }
-        digests.iter().map(|digest| known(&self.digests, digest)).collect()
+        digests.iter().map(|digest| pick(&found, digest)).collect()
     }
 
     /// Numbers of stamps, in order.
     pub(crate) async fn stamp_ids(&self, db: &Db, stamps: &[Arc<Stamp>]) -> Result<Vec<i32>, Fault> {
-        let new: BTreeSet<String> = {
+        let (mut ids, mut new) = (HashMap::new(), HashMap::new());
+        {
             let cache = locked(&self.stamps);
-            stamps.iter().filter(|stamp| !cache.ids.contains_key(*stamp)).map(|stamp| codec::encode_stamp(stamp)).collect()
-        };
-        if !new.is_empty() {
-            let ids = self.policies(db, new.into_iter().collect()).await?;
-            let mut cache = locked(&self.stamps);
             for stamp in stamps {
-                if let Some(id) = ids.get(&codec::encode_stamp(stamp)) {
-                    cache.ids.insert(Arc::clone(stamp), *id);
-                    cache.read.insert(*id, Ok(Arc::clone(stamp)));
+                match cache.ids.get(stamp) {
+                    Some(id) => drop(ids.insert(Arc::clone(stamp), *id)),
+                    None => drop(new.insert(Arc::clone(stamp), codec::encode_stamp(stamp))),
                 }
             }
         }
-        let cache = locked(&self.stamps);
-        let unknown = || Fault::said(StoreErrorKind::Internal, "a stamp that was just interned is not known");
-        stamps.iter().map(|stamp| cache.ids.get(stamp).copied().ok_or_else(unknown)).collect()
+        if !new.is_empty() {
+            let bodies: BTreeSet<_> = new.values().cloned().collect();
+            let numbers = Self::policies(db, bodies.into_iter().collect()).await?;
+            let mut cache = locked(&self.stamps);
+            for (stamp, body) in new {
+                let id = pick(&numbers, &body)?;
+                cache.ids.insert(Arc::clone(&stamp), id);
+                cache.read.insert(id, Ok(Arc::clone(&stamp)));
+                ids.insert(stamp, id);
+            }
+        }
+        stamps.iter().map(|stamp| pick(&ids, stamp)).collect()
     }
 
     /// Numbers of what callers declared, in order; nothing for whoever declared nothing.
     pub(crate) async fn declared_ids(&self, db: &Db, declared: &[&Declared]) -> Result<Vec<Option<i32>>, Fault> {
         let texts: Vec<_> = declared.iter().map(|declared| (!declared.is_empty()).then(|| codec::encode_declared(declared))).collect();
-        let new = missing(&self.declared_ids, texts.iter().flatten().cloned());
+        let (mut found, new) = look(&self.declared_ids, texts.iter().flatten().cloned());
         if !new.is_empty() {
-            let ids = self.policies(db, new).await?;
-            locked(&self.declared_ids).extend(ids);
+            let numbers = Self::policies(db, new).await?;
+            locked(&self.declared_ids).extend(numbers.iter().map(|(text, id)| (text.clone(), *id)));
+            found.extend(numbers);
         }
-        texts.iter().map(|text| text.as_ref().map(|text| known(&self.declared_ids, text)).transpose()).collect()
+        texts.iter().map(|text| text.as_ref().map(|text| pick(&found, text)).transpose()).collect()
     }
 
-    async fn policies(&self, db: &Db, bodies: Vec<String>) -> Result<HashMap<String, i32>, Fault> {
+    async fn policies(db: &Db, bodies: Vec<String>) -> Result<HashMap<String, i32>, Fault> {
         let row = db.row(Sql::new("SELECT warp.policy_ids($1)").arg(bodies.clone())).await?;
         Ok(bodies.into_iter().zip(get::<Vec<i32>>(&row, 0)?).collect())
     }
@@ -130,33 +160,37 @@ impl Interned {
 
     /// Stamps by their numbers; for one that this build cannot read, why.
     pub(crate) async fn stamps(&self, db: &Db, ids: &BTreeSet<i32>) -> Result<HashMap<i32, Result<Arc<Stamp>, String>>, Fault> {
-        let new: Vec<i32> = {
+        let (mut found, mut new) = (HashMap::with_capacity(ids.len()), Vec::new());
+        {
             let cache = locked(&self.stamps);
-            ids.iter().copied().filter(|id| !cache.read.contains_key(id)).collect()
-        };
-        if !new.is_empty() {
-            let bodies = Self::bodies(db, new).await?;
-            let mut cache = locked(&self.stamps);
-            for (id, body) in bodies {
-                cache.read.insert(id, codec::decode_stamp(&body).map(Arc::new).map_err(|error| error.to_string()));
+            for id in ids {
+                match cache.read.get(id) {
+                    Some(stamp) => drop(found.insert(*id, stamp.clone())),
+                    None => new.push(*id),
+                }
             }
         }
-        let cache = locked(&self.stamps);
-        let gone = || Err("its stored policy is gone".to_owned());
-        Ok(ids.iter().map(|id| (*id, cache.read.get(id).cloned().unwrap_or_else(gone))).collect())
+        if !new.is_empty() {
+            for (id, body) in Self::bodies(db, new).await? {
+                let stamp = codec::decode_stamp(&body).map(Arc::new).map_err(|error| error.to_string());
+                locked(&self.stamps).read.insert(id, stamp.clone());
+                found.insert(id, stamp);
+            }
+        }
+        Ok(found)
     }
 
     /// What callers declared, by number; where this build cannot read it, why.
     pub(crate) async fn declared(&self, db: &Db, ids: &BTreeSet<i32>) -> Result<HashMap<i32, Result<Arc<Declared>, String>>, Fault> {
-        let new = missing(&self.declared, ids.iter().copied());
+        let (mut found, new) = look(&self.declared, ids.iter().copied());
         if !new.is_empty() {
-            let bodies = Self::bodies(db, new).await?;
-            let read = |body: &str| codec::decode_declared(body).map(Arc::new).map_err(|error| error.to_string());
-            locked(&self.declared).extend(bodies.into_iter().map(|(id, body)| (id, read(&body))));
+            for (id, body) in Self::bodies(db, new).await? {
+                let declared = codec::decode_declared(&body).map(Arc::new).map_err(|error| error.to_string());
+                locked(&self.declared).insert(id, declared.clone());
+                found.insert(id, declared);
+            }
         }
-        let cache = locked(&self.declared);
-        let gone = || Err("its stored policy is gone".to_owned());
-        Ok(ids.iter().map(|id| (*id, cache.get(id).cloned().unwrap_or_else(gone))).collect())
+        Ok(found)
     }
 
     /// Numbers of keys by their texts.

@@ -9,21 +9,47 @@
 //!
 //! What it deliberately does not do: render keys or read payloads in SQL.
 
-#![allow(dead_code, reason = "the statements that use the connection layer come next")]
-
 mod call;
 mod clock;
 mod connect;
 mod doctor;
+mod enqueue;
 mod error;
 mod exchange;
+mod hosts;
 mod intern;
 mod listen;
 mod observe;
+mod operator;
+mod orphans;
 mod pooler;
+mod read;
 mod rows;
 mod schema;
 mod settings;
+mod shared_state;
+mod upkeep;
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use warp_domain::{ClaimToken, HostId, JobHandle, JobId, RunNumber, UnixMillis};
+use warp_store::{
+    AdminLimit, CommandVerdict, EnqueueVerdict, ExchangeParams, Exchanged, HostInfo, HostSeen, JobDetails, JobFilter, JobSummary, KeySeen,
+    LogLine, NewJob, Overview, Pause, Polling, RenewParams, Renewed, Rescued, Result, Retention, RunOutput, Served, SettleVerdict, Signals,
+    StateVerdict, StateWrite, Store,
+};
+
+use crate::call::Db;
+use crate::error::Fault;
+use crate::exchange::Exchange;
+use crate::intern::Interned;
+use crate::listen::Listener;
+use crate::orphans::Orphans;
 
 pub use crate::clock::Clock;
 pub use crate::doctor::{BESIDE_POOL, Finding, Level, Report, doctor};
@@ -31,6 +57,278 @@ pub use crate::observe::Observer;
 pub use crate::pooler::{Pooling, pooling};
 pub use crate::schema::{LockKind, MIGRATIONS, SCHEMA_VERSION, migrate, migration_sql, schema_version};
 pub use crate::settings::{ConnectSettings, StatementMode};
+
+/// The poll while announcements are heard: for what was due and nobody spoke of, such as a host that died.
+const HEARING: Polling = Polling::every(Duration::from_secs(10));
+/// The poll without them. The longest pause is what an idle host may cost; the shortest is what a busy one waits.
+const NOT_HEARING: Polling = Polling { shortest: Duration::from_millis(100), longest: Duration::from_secs(3) };
+/// Exchanges of one host that are worth having under way at once: while one waits for the disk, the server works on the
+/// other.
+const EXCHANGES: u32 = 2;
+/// How long a renewal waits for exchanges whose callers have gone, so that it sees what they claimed. Longer it must not:
+/// a lease must not lapse behind them.
+const ORPHAN_PATIENCE: Duration = Duration::from_secs(1);
+
+/// How to open a database.
+#[derive(Debug, Clone)]
+pub struct OpenOptions {
+    /// How to reach it, and the name of its schema.
+    pub connect: ConnectSettings,
+    /// The kind of slots that this host is configured for; another kind in the database is refused. `None` takes what
+    /// is there.
+    pub locks: Option<LockKind>,
+    /// Whether an older (or empty) schema is brought up to date. Without it such a database is refused.
+    pub migrate: bool,
+    /// Whose clock decides what is due.
+    pub clock: Clock,
+}
+
+impl OpenOptions {
+    /// A database that must be up to date, by its server's clock.
+    pub fn new(connect: ConnectSettings) -> Self {
+        OpenOptions { connect, locks: None, migrate: false, clock: Clock::Server }
+    }
+}
+
+/// An open database. Dropping it closes its connections after the statements that are under way.
+pub struct PostgresStore {
+    core: Arc<Core>,
+    listener: Listener,
+    orphans: Orphans,
+    locks: LockKind,
+    /// The latest instant that a caller has named, for the one command that names none; see [`Clock::Caller`].
+    latest: AtomicI64,
+}
+
+/// What a statement needs. Exchanges that outlive their callers hold it too.
+struct Core {
+    db: Db,
+    interned: Interned,
+    clock: Clock,
+}
+
+impl PostgresStore {
+    /// Opens a database. Statements, and the connection that listens, run on the runtime that calls this. Dropped, it
+    /// leaves nothing behind, or a migration as a whole.
+    ///
+    /// # Errors
+    /// When the database cannot be reached, has another schema than this build knows, or another kind of slots.
+    pub async fn open(options: OpenOptions) -> Result<Self> {
+        let OpenOptions { connect, locks, migrate, clock } = options;
+        if migrate {
+            schema::migrate(&connect, locks, false).await?;
+        }
+        let opened = async {
+            let db = Db::open(&connect).await?;
+            let locks = schema::check(&db, locks).await?;
+            let listener = Listener::start(&connect, db.pooling())?;
+            Ok((db, locks, listener))
+        };
+        let (db, locks, listener) = opened.await.map_err(|fault: Fault| fault.into_error("open the database"))?;
+        let core = Arc::new(Core { db, interned: Interned::default(), clock });
+        Ok(PostgresStore { core, listener, orphans: Orphans::default(), locks, latest: AtomicI64::new(0) })
+    }
+
+    /// The address for people, without a password.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.core.db.name()
+    }
+
+    /// What this database's slots are made of.
+    #[must_use]
+    pub fn locks(&self) -> LockKind {
+        self.locks
+    }
+
+    /// Whether other processes' announcements are heard at the moment; otherwise polling finds the work.
+    #[must_use]
+    pub fn is_listening(&self) -> bool {
+        self.listener.changes().is_listening()
+    }
+
+    /// A question, or a command that makes nothing runnable.
+    async fn ask<T>(&self, op: &'static str, asked: impl Future<Output = std::result::Result<T, Fault>>) -> Result<T> {
+        asked.await.map_err(|fault| {
+            self.core.interned.note(&fault);
+            fault.into_error(op)
+        })
+    }
+
+    /// A command after which somebody in this process may have to look, at this instant. The server tells the others.
+    async fn tell<T>(
+        &self,
+        op: &'static str,
+        now: Option<UnixMillis>,
+        told: impl Future<Output = std::result::Result<T, Fault>>,
+    ) -> Result<T> {
+        if let Some(now) = now {
+            self.latest.fetch_max(now.0, Ordering::Relaxed);
+        }
+        let answer = self.ask(op, told).await;
+        if !self.is_listening() {
+            self.listener.changes().announce();
+        }
+        answer
+    }
+}
+
+#[async_trait]
+impl Store for PostgresStore {
+    async fn enqueue(&self, jobs: Vec<NewJob>, now: UnixMillis) -> Result<Vec<EnqueueVerdict>> {
+        let core = self.core.clone();
+        // On a task of its own, so that all of a long list is written, whoever still listens.
+        let written = orphans::detached(async move { enqueue::enqueue(&core.db, &core.interned, core.clock, jobs, now).await });
+        self.tell("enqueue jobs", Some(now), written).await
+    }
+
+    async fn register(&self, info: HostInfo) -> Result<HostId> {
+        let now = info.now;
+        self.tell("register a host", Some(now), hosts::register(&self.core.db, self.core.clock, info)).await
+    }
+
+    async fn serve(&self, host: HostId, served: Vec<Served>) -> Result<()> {
+        let latest = UnixMillis(self.latest.load(Ordering::Relaxed));
+        self.tell("publish what a host runs", None, hosts::serve(&self.core.db, host, served, self.core.clock.tell(latest))).await
+    }
+
+    async fn renew(&self, params: RenewParams) -> Result<Renewed> {
+        self.orphans.wait(ORPHAN_PATIENCE).await;
+        self.tell("renew a lease", Some(params.now), hosts::renew(&self.core.db, self.core.clock, &params)).await
+    }
+
+    async fn deregister(&self, host: HostId, now: UnixMillis) -> Result<()> {
+        self.tell("deregister a host", Some(now), hosts::deregister(&self.core.db, self.core.clock, host, now)).await
+    }
+
+    async fn hosts(&self) -> Result<Vec<HostSeen>> {
+        self.ask("list hosts", hosts::hosts(&self.core.db)).await
+    }
+
+    async fn rescue(&self, host: HostId, renewals: i64, max_deaths: u32, now: UnixMillis) -> Result<Rescued> {
+        let rescued = hosts::rescue(&self.core.db, self.core.clock, host, renewals, max_deaths, now);
+        self.tell("rescue a host's jobs", Some(now), rescued).await
+    }
+
+    async fn exchange(&self, params: ExchangeParams) -> Result<Exchanged> {
+        self.latest.fetch_max(params.now.0, Ordering::Relaxed);
+        let core = self.core.clone();
+        let exchanged = self.orphans.run(async move {
+            let Core { db, interned, clock } = &*core;
+            Exchange { db, interned, clock: *clock }.run(params).await
+        });
+        self.tell("end and claim runs", None, exchanged).await
+    }
+
+    async fn append_output(&self, host: HostId, handle: JobHandle, token: ClaimToken, output: RunOutput) -> Result<SettleVerdict> {
+        self.ask("store output", hosts::append_output(&self.core.db, host, handle, token, output)).await
+    }
+
+    async fn signals(&self, host: HostId) -> Result<Signals> {
+        self.ask("read signals", read::signals(&self.core.db, host)).await
+    }
+
+    async fn expire_reservations(&self, patience: Duration, now: UnixMillis) -> Result<u32> {
+        let expired = upkeep::expire_reservations(&self.core.db, self.core.clock, patience, now);
+        self.tell("expire reservations", Some(now), expired).await
+    }
+
+    async fn prune(&self, retention: Retention, max: u32, now: UnixMillis) -> Result<u32> {
+        self.ask("prune ended jobs", upkeep::prune(&self.core.db, self.core.clock, retention, max, now)).await
+    }
+
+    async fn changed(&self) {
+        self.listener.changes().wait().await;
+    }
+
+    fn polling(&self) -> Polling {
+        if self.is_listening() { HEARING } else { NOT_HEARING }
+    }
+
+    fn concurrent_exchanges(&self) -> u32 {
+        EXCHANGES
+    }
+
+    async fn state_get(&self, bucket: &str, key: &str) -> Result<Option<String>> {
+        self.ask("read state", shared_state::get_value(&self.core.db, bucket, key)).await
+    }
+
+    async fn state_apply(&self, host: HostId, handle: JobHandle, token: ClaimToken, write: StateWrite) -> Result<StateVerdict> {
+        self.ask("write state", shared_state::write_now(&self.core.db, host, handle, token, &write)).await
+    }
+
+    async fn jobs(&self, filter: JobFilter) -> Result<Vec<JobSummary>> {
+        self.ask("list jobs", read::jobs(&self.core.db, filter)).await
+    }
+
+    async fn job(&self, id: JobId, _now: UnixMillis) -> Result<Option<JobDetails>> {
+        self.ask("read a job", read::job(&self.core.db, id)).await
+    }
+
+    async fn job_logs(&self, id: JobId, run: Option<RunNumber>) -> Result<Vec<(RunNumber, LogLine)>> {
+        self.ask("read a job's log", read::job_logs(&self.core.db, id, run)).await
+    }
+
+    async fn cancel(&self, id: JobId, by: &str, now: UnixMillis) -> Result<CommandVerdict> {
+        self.tell("cancel a job", Some(now), operator::cancel(&self.core.db, self.core.clock, id, by, now)).await
+    }
+
+    async fn requeue(&self, id: JobId, by: &str, now: UnixMillis) -> Result<CommandVerdict> {
+        self.tell("requeue a job", Some(now), operator::requeue(&self.core.db, self.core.clock, id, by, now)).await
+    }
+
+    async fn delete(&self, id: JobId, now: UnixMillis) -> Result<CommandVerdict> {
+        self.tell("delete a job", Some(now), operator::delete(&self.core.db, self.core.clock, id, now)).await
+    }
+
+    async fn limits(&self) -> Result<Vec<AdminLimit>> {
+        self.ask("list limits", read::limits(&self.core.db)).await
+    }
+
+    async fn set_limit(&self, key: &str, limit: u32, by: &str, now: UnixMillis) -> Result<KeySeen> {
+        self.tell("set a limit", Some(now), operator::set_limit(&self.core.db, self.core.clock, key, limit, by, now)).await
+    }
+
+    async fn remove_limit(&self, key: &str, now: UnixMillis) -> Result<bool> {
+        self.tell("remove a limit", Some(now), operator::remove_limit(&self.core.db, self.core.clock, key, now)).await
+    }
+
+    async fn keys(&self, max: u32) -> Result<Vec<KeySeen>> {
+        self.ask("list keys", read::keys(&self.core.db, max)).await
+    }
+
+    async fn key(&self, key: &str) -> Result<Option<KeySeen>> {
+        self.ask("read a key", read::key(&self.core.db, key)).await
+    }
+
+    async fn pause_queue(&self, queue: &str, by: &str, now: UnixMillis) -> Result<bool> {
+        self.tell("pause a queue", Some(now), operator::pause_queue(&self.core.db, self.core.clock, queue, by, now)).await
+    }
+
+    async fn resume_queue(&self, queue: &str, now: UnixMillis) -> Result<bool> {
+        self.tell("resume a queue", Some(now), operator::resume_queue(&self.core.db, self.core.clock, queue, now)).await
+    }
+
+    async fn paused_queues(&self) -> Result<BTreeMap<String, Pause>> {
+        self.ask("list paused queues", read::paused_queues(&self.core.db)).await
+    }
+
+    async fn pause_host(&self, host: HostId, by: &str, now: UnixMillis) -> Result<bool> {
+        self.tell("pause a host", Some(now), operator::pause_host(&self.core.db, self.core.clock, host, Some(by), now)).await
+    }
+
+    async fn resume_host(&self, host: HostId, now: UnixMillis) -> Result<bool> {
+        self.tell("resume a host", Some(now), operator::pause_host(&self.core.db, self.core.clock, host, None, now)).await
+    }
+
+    async fn overview(&self) -> Result<Overview> {
+        self.ask("read the overview", read::overview(&self.core.db)).await
+    }
+
+    async fn served_contracts(&self) -> Result<Vec<String>> {
+        self.ask("list served contracts", read::served_contracts(&self.core.db)).await
+    }
+}
 
 /// The connection layer by itself, for tests of poolers and failures.
 #[doc(hidden)]

@@ -21,15 +21,20 @@ use crate::error::{Fault, Phase, own};
 use crate::settings::{ConnectSettings, check_schema_name};
 
 /// Every migration in order; the schema's version is how many have been applied. Texts are static SQL, see [`place`].
-pub const MIGRATIONS: [(&str, &str); 1] = [(
-    "0001_jobs",
-    concat!(
-        include_str!("../../../migrations/postgres/0001_jobs.sql"),
-        include_str!("../../../migrations/postgres/functions/ledger.sql"),
-        include_str!("../../../migrations/postgres/functions/exchange.sql"),
-        include_str!("../../../migrations/postgres/functions/enqueue.sql"),
+pub const MIGRATIONS: [(&str, &str); 2] = [
+    ("0001_jobs", include_str!("../../../migrations/postgres/0001_jobs.sql")),
+    (
+        "0002_pause",
+        concat!(
+            include_str!("../../../migrations/postgres/0002_pause.sql"),
+            include_str!("../../../migrations/postgres/functions/ledger.sql"),
+            include_str!("../../../migrations/postgres/functions/exchange.sql"),
+            include_str!("../../../migrations/postgres/functions/enqueue.sql"),
+            include_str!("../../../migrations/postgres/functions/hosts.sql"),
+            include_str!("../../../migrations/postgres/functions/operators.sql"),
+        ),
     ),
-)];
+];
 
 /// The schema version that this build reads and writes.
 pub const SCHEMA_VERSION: u32 = MIGRATIONS.len() as u32;

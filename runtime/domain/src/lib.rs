@@ -17,6 +17,7 @@ pub mod key;
 pub mod ledger;
 pub mod policy;
 pub mod resolve;
+pub mod session;
 pub mod units;
 
 pub use id::{ClaimToken, Digest, HostId, JobHandle, JobId, KeyId, RunNumber, UnixMillis};

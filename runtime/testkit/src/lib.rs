@@ -7,6 +7,7 @@
 //!   them off between any two. An [`oracle`] of its own keeps its own account of every start and every slot.
 //! - [`diff`]: the same random commands on two stores, and everything that can be seen of both after each.
 //! - [`explore`]: every interleaving of small cases, breadth first; and key rows as locks that are taken one by one.
+//! - [`session`]: the same for session locks, with the host's table as the store uses it.
 //!
 //! What must stay true: nothing here reads a clock or a random source, so the same seed does the same. Nothing above
 //! the store depends on this crate outside its tests.
@@ -29,5 +30,6 @@ pub mod explore;
 pub mod model;
 pub mod oracle;
 pub mod rng;
+pub mod session;
 pub mod sim;
 pub mod store;

@@ -2,5 +2,6 @@
 
 mod explore;
 mod mutations;
+mod session;
 mod sim;
 mod store;

@@ -69,6 +69,7 @@ DECLARE
     v_cut int;
     v_plain bigint[];
     v_bulk int[];
+    v_tickets bigint[];
     v_page int;
     v_window int;
     v_starts int;
@@ -143,7 +144,8 @@ BEGIN
             IF NOT FOUND THEN
                 kind := 1;
                 ord := v_end.ord;
-                run := CASE WHEN warp.is_settled(v_end.job, v_end.token) THEN 1 ELSE 2 END;
+                run := CASE WHEN warp.is_settled(v_end.job, v_end.token)
+                                 OR EXISTS (SELECT FROM unnest(v_rows) r WHERE r.handle = v_end.job AND r.settled = v_end.token) THEN 1 ELSE 2 END;
                 RETURN NEXT;
                 CONTINUE;
             END IF;
@@ -300,16 +302,17 @@ BEGIN
             END IF;
         END LOOP;
         IF v_peek THEN
-            -- An unlocked look at those which need stamp and keys: a page of them at least, so that long lines of jobs that
-            -- will have to wait are parked many at a time.
+            -- An unlocked look at those which need stamp and keys: a page of them at least, and of each call more than of
+            -- the one before, so that long lines of jobs that will have to wait are parked many at a time.
+            v_window := greatest(v_left, 256, least(4 * cardinality(k_job), 2048));
             RETURN QUERY
             SELECT 3::smallint, 0, j.handle, j.id, NULL::bigint, NULL::int, NULL::int, j.lane, NULL::int, NULL::bool, j.created_at, NULL::bigint, j.payload, NULL::text, NULL::text, j.explicit
               FROM (SELECT i.handle, i.due, sum(coalesce(i.bytes, 0)) OVER (ORDER BY i.due, i.handle) - coalesce(i.bytes, 0) AS before
                       FROM (SELECT i.* FROM unnest(c_lane, c_keyed) l (lane, keyed)
                              CROSS JOIN LATERAL (SELECT i.handle, i.due, i.bytes FROM warp.ready i
                                                   WHERE i.lane = l.lane AND i.place = 1 AND i.stamp IS NULL AND (l.keyed OR i.explicit IS NOT NULL)
-                                                  ORDER BY i.due, i.handle LIMIT greatest(v_left, 256)) i
-                             ORDER BY i.due, i.handle LIMIT greatest(v_left, 256)) i) c
+                                                  ORDER BY i.due, i.handle LIMIT v_window) i
+                             ORDER BY i.due, i.handle LIMIT v_window) i) c
               JOIN warp.job j ON j.handle = c.handle
              WHERE c.before < 16777216;
         END IF;
@@ -337,6 +340,7 @@ BEGIN
 
         IF cardinality(v_plain) < v_cut THEN
             v_bulk := '{}';
+            v_tickets := '{}';
             FOR v_at IN 1 .. v_cut LOOP
                 CONTINUE WHEN v_kinds[v_at] IN (0, 4);
                 v_position := CASE WHEN NOT v_reserved THEN array_position(k_job, v_handles[v_at]) END;
@@ -349,6 +353,7 @@ BEGIN
                 END IF;
                 IF v_position IS NOT NULL AND k_keys[v_position] || '/' || k_stamp[v_position] = ANY (v_full) THEN
                     v_bulk := v_bulk || v_position;
+                    v_tickets := v_tickets || nextval('warp.ticket');
                     CONTINUE;
                 END IF;
                 IF v_position IS NOT NULL THEN
@@ -370,8 +375,12 @@ BEGIN
                     v_row.stamp := k_stamp[v_position];
                     v_row.keys := v_keys;
                 END IF;
-                IF v_reserved OR v_row.parked_on IS NOT NULL OR cardinality(v_keys) > 1 THEN
-                    -- It may hand keys on; what was full need not be any more.
+                IF v_reserved OR v_row.parked_on IS NOT NULL OR v_row.ticket IS NOT NULL OR cardinality(v_keys) > 1 THEN
+                    -- It may hand keys on: to whoever stands in line by then, and what was full need not be any more.
+                    PERFORM warp.park_behind(v_bulk, v_tickets, k_job, k_stamp, k_keys, v_refusals, v_now);
+                    v_parked := v_parked + cardinality(v_bulk);
+                    v_bulk := '{}';
+                    v_tickets := '{}';
                     v_full := '{}';
                 END IF;
                 SELECT * INTO v_admitted FROM warp.admit(v_row, v_has_started, p_host, c_digest[v_lanes[v_at]], v_now);
@@ -395,7 +404,7 @@ BEGIN
             END LOOP;
             IF cardinality(v_bulk) > 0 THEN
                 v_parked := v_parked + cardinality(v_bulk);
-                PERFORM warp.park_behind(v_bulk, k_job, k_stamp, k_keys, v_refusals, v_now);
+                PERFORM warp.park_behind(v_bulk, v_tickets, k_job, k_stamp, k_keys, v_refusals, v_now);
             END IF;
         END IF;
         v_ord := v_ord + 1;
@@ -423,16 +432,19 @@ BEGIN
 END $$;
 
 -- Parks fresh jobs of single keys behind one of the same stamp that was just refused there: `p_at` are their places in the
--- arrays. Their keys are locked. Tickets are drawn in the order of `p_at`.
-CREATE OR REPLACE FUNCTION warp.park_behind(p_at int[], k_job bigint[], k_stamp int[], k_keys text[], p_refusals jsonb, p_now bigint)
+-- arrays, `p_tickets` their places in line. Their keys are locked.
+CREATE OR REPLACE FUNCTION warp.park_behind(p_at int[], p_tickets bigint[], k_job bigint[], k_stamp int[], k_keys text[], p_refusals jsonb, p_now bigint)
 RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
+    IF cardinality(p_at) = 0 THEN
+        RETURN;
+    END IF;
     WITH gone AS (
         DELETE FROM warp.ready r
-         USING (SELECT u.n, k_job[u.at] AS job, k_stamp[u.at] AS stamp, k_keys[u.at] AS keys, p_refusals ->> (k_keys[u.at] || '/' || k_stamp[u.at]) AS refusal
-                  FROM unnest(p_at) WITH ORDINALITY u (at, n)) u
+         USING (SELECT u.ticket, k_job[u.at] AS job, k_stamp[u.at] AS stamp, k_keys[u.at] AS keys, p_refusals ->> (k_keys[u.at] || '/' || k_stamp[u.at]) AS refusal
+                  FROM unnest(p_at, p_tickets) u (at, ticket)) u
          WHERE r.handle = u.job
-        RETURNING r.handle, r.due, r.lane, r.run, r.attempt, r.deaths, r.is_unique, r.bytes, r.explicit, r.settled, u.n, u.stamp AS new_stamp,
+        RETURNING r.handle, r.due, r.lane, r.run, r.attempt, r.deaths, r.is_unique, r.bytes, r.explicit, r.settled, u.ticket, u.stamp AS new_stamp,
                   u.keys::bigint[] AS new_keys, u.refusal AS new_refusal
     ), told AS (
         INSERT INTO warp.audit (job, at, event, run, runs, message)
@@ -440,8 +452,8 @@ BEGIN
     )
     INSERT INTO warp.waiting (handle, due, changed_at, lane, run, attempt, deaths, place, is_unique, bytes, explicit, stamp, settled, keys, ticket, parked_on, refusal)
     SELECT g.handle, g.due, p_now, g.lane, g.run, g.attempt, g.deaths, 2, g.is_unique, g.bytes, g.explicit, g.new_stamp, g.settled, g.new_keys,
-           nextval('warp.ticket'), g.new_keys[1], g.new_refusal
-      FROM (SELECT * FROM gone ORDER BY n) g;
+           g.ticket, g.new_keys[1], g.new_refusal
+      FROM gone g;
     PERFORM warp.count('stats:requeued', 'concurrency', cardinality(p_at));
 END $$;
 

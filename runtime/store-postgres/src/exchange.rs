@@ -10,6 +10,7 @@
 //! - an end that can never be stored fails its own job and no other ([`SettleVerdict::Poison`]);
 //! - dropped anywhere, this leaves whole statements: what an unheard answer claimed is found by the next renewal.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
@@ -65,6 +66,7 @@ impl Exchange<'_> {
             None => Lanes::default(),
         };
         let mut ends = Ends::of(self, settles).await?;
+        let mut repeats = std::mem::take(&mut ends.repeats);
         let mut exchanged = Exchanged { settled: ends.verdicts.clone(), ..Exchanged::default() };
         let mut prepared = Prepared::default();
         let mut unusable = Vec::new();
@@ -80,6 +82,11 @@ impl Exchange<'_> {
                     *settled = verdict;
                 }
             }
+            for (ord, first) in std::mem::take(&mut repeats) {
+                if exchanged.settled[first] == SettleVerdict::Late {
+                    exchanged.settled[ord] = SettleVerdict::Late;
+                }
+            }
             let stamps = answer.claimed.iter().map(|run| run.stamp).collect();
             let stamps = self.interned.stamps(self.db, &stamps).await?;
             for run in answer.claimed {
@@ -89,11 +96,12 @@ impl Exchange<'_> {
                     Err(reason) => unusable.push(unacceptable(run.handle, run.token, &reason)),
                 }
             }
-            if answer.peeked.is_empty() {
+            // Whoever got all he asked for may ask again.
+            if lanes.max > 0 && exchanged.claimed.len() >= lanes.max || !answer.peeked.is_empty() && calls >= MOST_CALLS {
+                exchanged.more = true;
                 break;
             }
-            if exchanged.claimed.len() >= lanes.max || calls >= MOST_CALLS {
-                exchanged.more = true;
+            if answer.peeked.is_empty() {
                 break;
             }
             prepared = Prepared::of(self, &lanes, answer.peeked).await?;
@@ -150,7 +158,7 @@ impl Exchange<'_> {
         prepared: &Prepared,
     ) -> Result<Vec<PgRow>, Fault> {
         let host = i32::try_from(host.0).map_err(|_| Fault::said(StoreErrorKind::HostLost, format!("{} is no host", host.0)))?;
-        let Ends { ords, jobs, tokens, took, results, others, lines, children, verdicts: _ } = ends;
+        let Ends { ords, jobs, tokens, took, results, others, lines, children, verdicts: _, repeats: _ } = ends;
         let sql = Sql::new(
             "SELECT * FROM warp.exchange($1, $2, $3, $4, $5, $6, $7, $8::jsonb, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, \
              $21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31)",
@@ -230,6 +238,8 @@ struct Ends {
     children: Children,
     /// What each comes to unless the function says otherwise.
     verdicts: Vec<SettleVerdict>,
+    /// Ends that stand in the batch a second time, and where the first one stands: they are not sent.
+    repeats: Vec<(usize, usize)>,
 }
 
 #[derive(Default)]
@@ -257,8 +267,17 @@ struct Children {
 impl Ends {
     async fn of(exchange: Exchange<'_>, settles: &[Settle]) -> Result<Self, Fault> {
         let mut ends = Ends::default();
-        for (ord, settle) in settles.iter().enumerate() {
-            let ord = i32::try_from(ord).unwrap_or(i32::MAX);
+        let mut first = HashMap::with_capacity(settles.len());
+        for (at, settle) in settles.iter().enumerate() {
+            match first.entry((settle.handle, settle.token)) {
+                Entry::Occupied(first) => {
+                    ends.repeats.push((at, *first.get()));
+                    ends.verdicts.push(SettleVerdict::Repeated);
+                    continue;
+                }
+                Entry::Vacant(place) => drop(place.insert(at)),
+            }
+            let ord = i32::try_from(at).unwrap_or(i32::MAX);
             match codec::check_settle(settle) {
                 Ok(()) => {
                     ends.push(ord, settle);

@@ -2,6 +2,7 @@
 //!
 //! Nothing here is part of the product, and no crate of the product depends on it.
 
+mod bench_peers;
 mod plugins;
 mod run;
 mod servers;
@@ -26,6 +27,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Run other queues beside this one on the same server and compare.
+    BenchPeers(bench_peers::Args),
     /// Build the first-party plugins into plugins/*.wasm, or run their native tests.
     Plugins(plugins::Args),
     /// Build host and plugins and start the host on them, with an embedded database.
@@ -40,6 +43,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
+        Command::BenchPeers(args) => bench_peers::run(&root(), &args),
         Command::Plugins(args) => plugins::run(&root(), &args),
         Command::Run(args) => run::run(&root(), &args),
         Command::Soak(args) => soak::run(&root(), &args),

@@ -13,12 +13,17 @@ BEGIN
     RAISE EXCEPTION 'host % is not registered any more; its runs have been given back', p_host USING ERRCODE = 'WH001';
 END $$;
 
--- A registration. Its number is never given again.
-CREATE OR REPLACE FUNCTION warp.register_host(p_name text, p_version text, p_now bigint) RETURNS int LANGUAGE plpgsql AS $$
+-- A registration. Its number is never given again. The row of `setting` is shared until the commit, so that
+-- `warp.set_locks` either sees this host or has changed the kind before.
+CREATE OR REPLACE FUNCTION warp.register_host(p_name text, p_version text, p_locks text, p_now bigint) RETURNS int LANGUAGE plpgsql AS $$
 DECLARE
     v_now bigint := coalesce(p_now, warp.clock());
     v_host int;
 BEGIN
+    PERFORM FROM warp.setting s WHERE s.locks = p_locks FOR SHARE;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'slots are not made of % locks any more; start the host again', p_locks USING ERRCODE = 'WH003';
+    END IF;
     INSERT INTO warp.host_name (name) VALUES (p_name) RETURNING id INTO v_host;
     INSERT INTO warp.host (id, version, renewals, started_at, renewed_at) VALUES (v_host, p_version, 0, v_now, v_now);
     RETURN v_host;
@@ -343,4 +348,17 @@ BEGIN
             verdict := 2;
         END IF;
     END;
+END $$;
+
+-- Changes what slots are made of, while no host is registered and no slot is taken or reserved; else what is in the way.
+-- Locks the row of `setting`, then reads in new statements. Small tables, read whole.
+CREATE OR REPLACE FUNCTION warp.set_locks(p_locks text, p_by text, p_now bigint, OUT hosts text[], OUT slots bigint)
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM FROM warp.setting FOR UPDATE;
+    hosts := array(SELECT n.name FROM warp.host h JOIN warp.host_name n ON n.id = h.id ORDER BY h.id);
+    slots := (SELECT count(*) FROM warp.slot);
+    IF cardinality(hosts) = 0 AND slots = 0 THEN
+        UPDATE warp.setting SET locks = p_locks, locks_set_by = p_by, locks_set_at = p_now WHERE locks <> p_locks;
+    END IF;
 END $$;

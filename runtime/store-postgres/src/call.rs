@@ -24,7 +24,7 @@ use tokio::runtime::Handle;
 use uuid::Uuid;
 use warp_store::StoreErrorKind;
 
-use crate::connect::{Connector, Pool};
+use crate::connect::{Connector, Pool, PoolState};
 use crate::error::{Fault, Phase};
 use crate::pooler::{self, Pooling};
 use crate::settings::{ConnectSettings, StatementMode};
@@ -311,7 +311,9 @@ pub(crate) fn place(text: &str, schema: &str) -> String {
     while let Some((before, after)) = rest.split_once(WORD) {
         out.push_str(before);
         previous = before.chars().next_back().unwrap_or(previous);
-        let alone = !part_of_word(previous) && !after.chars().next().is_some_and(part_of_word);
+        // A cast is no word that goes on: `x::warp.state_row`.
+        let begins = before.ends_with("::") || !part_of_word(previous);
+        let alone = begins && !after.chars().next().is_some_and(part_of_word);
         out.push_str(if alone { schema } else { WORD });
         previous = 'p';
         rest = after;
@@ -444,6 +446,11 @@ impl Db {
     /// The address for people, without a password.
     pub fn name(&self) -> &str {
         self.0.pool.name()
+    }
+
+    /// How many connections the pool has open.
+    pub fn pool_state(&self) -> PoolState {
+        self.0.pool.state()
     }
 
     /// The schema of the tables.
@@ -623,6 +630,7 @@ mod tests {
             "SELECT jobs.f(x), 'warp:slot', 'warp_x' FROM jobs.job; NOTIFY 'jobs'; SET search_path = jobs, pg_temp; -- run `warp-host`";
         assert_eq!(place(text, "jobs"), placed);
         assert_eq!(place("my_warp.x warp", "jobs"), "my_warp.x jobs");
+        assert_eq!(place("g::warp.state_row[]", "jobs"), "g::jobs.state_row[]");
     }
 
     #[test]

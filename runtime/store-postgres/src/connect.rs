@@ -104,6 +104,17 @@ pub(crate) async fn close(conn: PgConnection) {
     let _ = tokio::time::timeout(CLOSE_PATIENCE, conn.close()).await;
 }
 
+/// How many connections a pool has open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PoolState {
+    /// With a statement under way, or waiting to be opened for one.
+    pub busy: u32,
+    /// Open, and no statement needs them.
+    pub idle: u32,
+    /// How many there may be, the one for what is urgent left out.
+    pub most: u32,
+}
+
 /// The connections that work uses.
 pub(crate) struct Pool {
     connector: Connector,
@@ -157,6 +168,14 @@ impl Pool {
     /// The address for people.
     pub(crate) fn name(&self) -> &str {
         self.connector.name()
+    }
+
+    /// How many are open. Three looks one after another: sums may be off by what happened between them.
+    pub(crate) fn state(&self) -> PoolState {
+        let free = |permits: &Semaphore| u32::try_from(permits.available_permits()).unwrap_or(u32::MAX);
+        let busy = self.size.saturating_sub(free(&self.work)) + 1u32.saturating_sub(free(&self.urgent));
+        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).len();
+        PoolState { busy, idle: u32::try_from(idle).unwrap_or(u32::MAX), most: self.size }
     }
 
     /// A connection, at most after the connect time-out for its turn and the same again for a new one. An urgent

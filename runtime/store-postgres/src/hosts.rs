@@ -14,11 +14,12 @@ use crate::clock::Clock;
 use crate::error::Fault;
 use crate::exchange::progress;
 use crate::rows::{host_number, millis, without_nul};
+use crate::schema::LockKind;
 
-pub(crate) async fn register(db: &Db, clock: Clock, info: HostInfo) -> Result<HostId, Fault> {
+pub(crate) async fn register(db: &Db, clock: Clock, locks: LockKind, info: HostInfo) -> Result<HostId, Fault> {
     let HostInfo { name, version, now } = info;
     codec::check_name("host name", &name).map_err(|reason| Fault::said(StoreErrorKind::Invalid, reason))?;
-    let sql = Sql::new("SELECT warp.register_host($1, $2, $3)").arg(name).arg(version).arg(clock.tell(now));
+    let sql = Sql::new("SELECT warp.register_host($1, $2, $3, $4)").arg(name).arg(version).arg(locks.name()).arg(clock.tell(now));
     Ok(HostId(i64::from(get::<i32>(&db.row(sql).await?, 0)?)))
 }
 
@@ -68,14 +69,7 @@ pub(crate) async fn deregister(db: &Db, clock: Clock, host: HostId, now: UnixMil
     db.row(sql).await.map(drop)
 }
 
-pub(crate) async fn rescue(
-    db: &Db,
-    clock: Clock,
-    host: HostId,
-    renewals: i64,
-    max_deaths: u32,
-    now: UnixMillis,
-) -> Result<Rescued, Fault> {
+pub(crate) async fn rescue(db: &Db, clock: Clock, host: HostId, renewals: i64, max_deaths: u32, now: UnixMillis) -> Result<Rescued, Fault> {
     let sql = Sql::new("SELECT r.requeued, r.exhausted FROM warp.rescue_host($1, $2, $3, $4) r")
         .arg(host_number(host)?)
         .arg(renewals)

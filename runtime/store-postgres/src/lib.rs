@@ -52,10 +52,13 @@ use crate::listen::Listener;
 use crate::orphans::Orphans;
 
 pub use crate::clock::Clock;
+pub use crate::connect::PoolState;
 pub use crate::doctor::{BESIDE_POOL, Finding, Level, Report, doctor};
 pub use crate::observe::Observer;
 pub use crate::pooler::{Pooling, pooling};
-pub use crate::schema::{LockKind, MIGRATIONS, SCHEMA_VERSION, migrate, migration_sql, schema_version};
+pub use crate::schema::{
+    LockKind, LocksInUse, LocksSeen, MIGRATIONS, SCHEMA_VERSION, locks, migrate, migration_sql, schema_version, set_locks,
+};
 pub use crate::settings::{ConnectSettings, StatementMode};
 
 /// The poll while announcements are heard: for what was due and nobody spoke of, such as a host that died.
@@ -141,6 +144,12 @@ impl PostgresStore {
         self.locks
     }
 
+    /// How many connections of the pool are open; the one that listens and the one for locks are beside it.
+    #[must_use]
+    pub fn pool_state(&self) -> PoolState {
+        self.core.db.pool_state()
+    }
+
     /// Whether other processes' announcements are heard at the moment; otherwise polling finds the work.
     #[must_use]
     pub fn is_listening(&self) -> bool {
@@ -184,7 +193,7 @@ impl Store for PostgresStore {
 
     async fn register(&self, info: HostInfo) -> Result<HostId> {
         let now = info.now;
-        self.tell("register a host", Some(now), hosts::register(&self.core.db, self.core.clock, info)).await
+        self.tell("register a host", Some(now), hosts::register(&self.core.db, self.core.clock, self.locks, info)).await
     }
 
     async fn serve(&self, host: HostId, served: Vec<Served>) -> Result<()> {

@@ -13,9 +13,10 @@ use std::str::FromStr;
 use sha2::{Digest as _, Sha256};
 use sqlx::AssertSqlSafe;
 use sqlx::postgres::PgConnection;
+use warp_domain::UnixMillis;
 use warp_store::{Result, StoreErrorKind};
 
-use crate::call::{Db, Sql, get, place, simple};
+use crate::call::{Db, Sql, Texts, get, place, simple};
 use crate::connect::{self, Connector};
 use crate::error::{Fault, Phase, own};
 use crate::settings::{ConnectSettings, check_schema_name};
@@ -54,12 +55,20 @@ pub enum LockKind {
     Session,
 }
 
-impl fmt::Display for LockKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+impl LockKind {
+    /// As it is written everywhere.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
             LockKind::Ledger => "ledger",
             LockKind::Session => "session",
-        })
+        }
+    }
+}
+
+impl fmt::Display for LockKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 
@@ -108,17 +117,89 @@ pub async fn migrate(settings: &ConnectSettings, locks: Option<LockKind>, dry_ru
     migrated.await.map_err(|fault: Fault| fault.into_error(OP))
 }
 
-/// Everything that [`migrate`] sends to an empty database, as a script for `psql --single-transaction`.
+/// What [`migrate`] sends to a database that has been brought to `version`, from 0 for an empty one, as a script for
+/// `psql --single-transaction`.
 ///
 /// # Errors
 /// When the name cannot be a schema's.
-pub fn migration_sql(schema: &str, locks: LockKind) -> Result<String> {
+pub fn migration_sql(schema: &str, locks: LockKind, version: u32) -> Result<String> {
     check_schema_name(schema).map_err(|fault| fault.into_error("write the migrations"))?;
     let mut script = String::new();
-    for (at, (name, _)) in MIGRATIONS.iter().enumerate() {
+    for (at, (name, _)) in MIGRATIONS.iter().enumerate().skip(version as usize) {
         let _ = writeln!(script, "-- {name}\n{}", step(at, schema, locks));
     }
     Ok(script)
+}
+
+/// What a database says about its slots.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LocksSeen {
+    /// What they are made of.
+    pub kind: LockKind,
+    /// Who said so; `migrate` when the schema was made with it.
+    pub set_by: String,
+    /// When it was changed, if it ever was.
+    pub set_at: Option<UnixMillis>,
+}
+
+/// Why the kind of slots cannot be changed now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LocksInUse {
+    /// Registered hosts, by name. One that was killed is among them until another host has given its jobs back.
+    pub hosts: Vec<String>,
+    /// Slots that are taken or reserved.
+    pub slots: u64,
+}
+
+/// What the database's slots are made of, and who said so. Reads the one row of `setting`.
+///
+/// # Errors
+/// When the database cannot be reached, or has not the schema that this build knows.
+pub async fn locks(settings: &ConnectSettings) -> Result<LocksSeen> {
+    const OP: &str = "read what slots are made of";
+    let sql = Sql::new("SELECT locks, locks_set_by, locks_set_at FROM warp.setting");
+    let row = one_row(settings, sql, OP).await?;
+    let seen = || {
+        let kind: String = get(&row, 0)?;
+        let kind = kind.parse().map_err(|why| Fault::said(StoreErrorKind::Schema, why))?;
+        Ok(LocksSeen { kind, set_by: get(&row, 1)?, set_at: get::<Option<i64>>(&row, 2)?.map(UnixMillis) })
+    };
+    seen().map_err(|fault: Fault| fault.into_error(OP))
+}
+
+/// Changes what slots are made of, or says what is in the way: hosts, which would go on with the other kind, and slots
+/// that are taken. One call of a function; a dropped future leaves it done or not done.
+///
+/// # Errors
+/// When the database cannot be reached, or has not the schema that this build knows.
+pub async fn set_locks(
+    settings: &ConnectSettings,
+    kind: LockKind,
+    by: &str,
+    now: UnixMillis,
+) -> Result<std::result::Result<(), LocksInUse>> {
+    const OP: &str = "change what slots are made of";
+    let sql = Sql::new("SELECT hosts, slots FROM warp.set_locks($1, $2, $3)").arg(kind.name()).arg(by).arg(now.0);
+    let row = one_row(settings, sql, OP).await?;
+    let answer = || {
+        let (Texts(hosts), slots) = (get(&row, 0)?, get::<i64>(&row, 1)?);
+        let in_use = LocksInUse { hosts: hosts.into_iter().flatten().collect(), slots: u64::try_from(slots).unwrap_or(0) };
+        Ok(if in_use.hosts.is_empty() && in_use.slots == 0 { Ok(()) } else { Err(in_use) })
+    };
+    answer().map_err(|fault: Fault| fault.into_error(OP))
+}
+
+/// The answer of a database that this build can work with.
+async fn one_row(settings: &ConnectSettings, sql: Sql, op: &'static str) -> Result<sqlx::postgres::PgRow> {
+    let asked = async {
+        let (connector, mut conn) = connected(settings).await?;
+        let mut asker = Asker::Plain { conn: &mut conn, connector: &connector, schema: &settings.schema };
+        Seen::read(&mut asker).await?.check_ready(connector.name())?;
+        let rows = asker.rows(sql).await?;
+        connect::close(conn).await;
+        rows.into_iter().next().ok_or_else(|| Fault::said(StoreErrorKind::Internal, "the database gives no answer"))
+    };
+    asked.await.map_err(|fault: Fault| fault.into_error(op))
 }
 
 async fn connected(settings: &ConnectSettings) -> std::result::Result<(Connector, PgConnection), Fault> {
@@ -437,10 +518,10 @@ mod tests {
 
     #[test]
     fn a_script_for_another_schema_names_no_other() {
-        let script = migration_sql("jobs", LockKind::Session).expect("a name");
+        let script = migration_sql("jobs", LockKind::Session, 0).expect("a name");
         assert!(script.contains("CREATE TABLE jobs.job"));
         assert!(!script.contains("warp.job"), "the placeholder is left");
         assert!(script.contains("SET locks = 'session'"));
-        assert!(migration_sql("Jobs; DROP", LockKind::Ledger).is_err());
+        assert!(migration_sql("Jobs; DROP", LockKind::Ledger, 0).is_err());
     }
 }

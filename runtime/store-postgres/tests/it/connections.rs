@@ -316,7 +316,7 @@ async fn what_another_build_has_made_is_refused() {
 #[tokio::test]
 async fn the_script_installs_the_same_schema() {
     let (by_script, by_migrate) = (database(), database());
-    by_script.execute(&migration_sql("jobs", LockKind::Ledger).expect("a script")).expect("installed");
+    by_script.execute(&migration_sql("jobs", LockKind::Ledger, 0).expect("a script")).expect("installed");
     let settings = |url| ConnectSettings { schema: "jobs".to_owned(), ..settings(url, StatementMode::Auto) };
     migrate(&settings(by_migrate.url()), None, false).await.expect("a migration");
     assert_eq!(migrate(&settings(by_script.url()), None, false).await.expect("nothing to do"), [""; 0]);

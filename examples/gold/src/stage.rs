@@ -45,7 +45,7 @@ impl Theatre {
         fs::create_dir(&stage.folder)?;
         fs::write(
             stage.config(),
-            format!("database_url = \"sqlite:warp.db\"\nplugins = \"../plugins\"\ncache = \"../cache\"\nlease = \"{LEASE}\"\n"),
+            format!("database.url = \"sqlite:warp.db\"\nplugins = \"../plugins\"\ncache = \"../cache\"\nlease = \"{LEASE}\"\n"),
         )?;
         // The manifest asks for buckets; this is the operator who grants them.
         stage.run(&["grant", "gold"])?;

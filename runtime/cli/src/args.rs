@@ -6,7 +6,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use warp_domain::ending::State;
 use warp_domain::key::KeyTemplate;
 use warp_domain::policy::{Mode, OnRetry, Order, Retry, Timeout, TimeoutMode};
@@ -31,15 +31,75 @@ pub struct Cli {
     /// Settings and grants; without it `warp.toml` in the working directory, if there is one
     #[arg(long, global = true, value_name = "FILE", help_heading = "Global options")]
     pub config: Option<PathBuf>,
-    /// The job database, such as `sqlite:warp.db`
-    #[arg(long, global = true, value_name = "URL", help_heading = "Global options")]
-    pub database_url: Option<String>,
+    /// The job database and how to reach it.
+    #[command(flatten)]
+    pub database: DatabaseArgs,
     /// Print for machines: documented shapes, RFC 3339 times in UTC, durations with units
     #[arg(long, global = true, help_heading = "Global options")]
     pub json: bool,
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
+}
+
+/// The job database and how to reach it. Each flag is also a key of `[database]` in `warp.toml` and a variable: the
+/// flag `--database-pool` is the key `pool` and the variable `WARP_DATABASE_POOL`.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = DATABASE_OPTIONS)]
+pub struct DatabaseArgs {
+    /// The job database: `sqlite:PATH` or `postgres://USER@HOST/NAME` [default: sqlite:warp.db]
+    #[arg(long, global = true, value_name = "URL", help_heading = "Global options")]
+    pub database_url: Option<String>,
+    /// The schema that holds everything, on PostgreSQL [default: warp]
+    #[arg(long, global = true, value_name = "NAME")]
+    pub database_schema: Option<String>,
+    /// How many connections work at once; one host opens at most three more [default: 5]
+    #[arg(long, global = true, value_name = "N")]
+    pub database_pool: Option<String>,
+    /// disable, prefer, require, verify-ca or verify-full [default: what the URL says, else prefer]
+    #[arg(long, global = true, value_name = "MODE")]
+    pub database_sslmode: Option<String>,
+    /// Certificates of those who may vouch for the server, PEM
+    #[arg(long, global = true, value_name = "FILE")]
+    pub database_root_cert: Option<PathBuf>,
+    /// This host's own certificate, PEM
+    #[arg(long, global = true, value_name = "FILE")]
+    pub database_client_cert: Option<PathBuf>,
+    /// The key of that certificate, PEM
+    #[arg(long, global = true, value_name = "FILE")]
+    pub database_client_key: Option<PathBuf>,
+    /// A file with the password, or in the form of .pgpass; read again for each connection
+    #[arg(long, global = true, value_name = "FILE")]
+    pub database_password_file: Option<PathBuf>,
+    /// A command that prints the password; run by `sh -c` again for each connection
+    #[arg(long, global = true, value_name = "COMMAND")]
+    pub database_password_command: Option<String>,
+    /// Where to LISTEN, if the URL leads to a pooler that cannot [default: the same URL]
+    #[arg(long, global = true, value_name = "URL")]
+    pub database_listen_url: Option<String>,
+    /// `prepared`, `simple` (for poolers), or `auto`: find out [default: auto]
+    #[arg(long, global = true, value_name = "MODE")]
+    pub database_statements: Option<String>,
+    /// What the slots must be, `ledger` or `session`; a database of the other kind is refused
+    #[arg(long, global = true, value_name = "KIND")]
+    pub database_locks: Option<String>,
+}
+
+/// The heading of what only `warp-host --help` explains.
+const DATABASE_OPTIONS: &str = "Database options, of every command that uses one; [database] in warp.toml and WARP_DATABASE_… alike";
+
+/// The command line. The database's options are accepted by every command and explained once, on the first page.
+pub fn command() -> clap::Command {
+    let mut command = Cli::command();
+    // Only a built command has its global options in its subcommands.
+    command.build();
+    command.mut_subcommands(hide_database_options)
+}
+
+fn hide_database_options(command: clap::Command) -> clap::Command {
+    command
+        .mut_args(|arg| if arg.get_help_heading() == Some(DATABASE_OPTIONS) { arg.hide(true) } else { arg })
+        .mut_subcommands(hide_database_options)
 }
 
 /// Every command.
@@ -58,9 +118,12 @@ pub enum Command {
     /// Look at and change the operator's limits, which outrank every declaration
     #[command(subcommand)]
     Limits(LimitsCommand),
-    /// Look at the processes that run jobs
+    /// Look at the processes that run jobs, and pause them
     #[command(subcommand)]
     Hosts(HostsCommand),
+    /// Pause queues
+    #[command(subcommand)]
+    Queues(QueuesCommand),
     /// Count jobs by state, and what has happened so far
     Status,
     /// Show the plugins in the directory and whether each would load; runs nothing
@@ -83,6 +146,11 @@ pub enum Command {
     Diff(DiffArgs),
     /// Create the database or bring its schema up to date
     Migrate(MigrateArgs),
+    /// Look at and change what slots are made of on PostgreSQL: a ledger or session locks
+    #[command(subcommand)]
+    Locks(LocksCommand),
+    /// Look at everything between this machine and a database, and say what is wrong
+    Doctor(DoctorArgs),
     /// Copy the database to a file while it is in use
     Backup(BackupArgs),
     /// Measure this machine
@@ -99,11 +167,15 @@ pub enum Command {
 Examples:
   warp-host run --plugins ./plugins
   warp-host run --workers 8 --queues default,reports
+  warp-host run --database-url postgres://warp@db/jobs --http 127.0.0.1:9464
   warp-host run --print-config
 
-A new SQLite file is created by itself. SIGTERM or Ctrl-C stops claiming, lets running jobs finish
-within the grace and hands the rest back uncharged; a second signal hands everything back and
-exits at once.")]
+Groups of workers with queues of their own are written as [[workers]] in warp.toml: name, queues,
+count.
+
+A new SQLite file is created by itself; on PostgreSQL `warp-host migrate` comes first. SIGTERM or
+Ctrl-C stops claiming, lets running jobs finish within the grace and hands the rest back uncharged;
+a second signal hands everything back and exits at once.")]
 pub struct RunArgs {
     /// The directory of plugins [default: plugins]
     #[arg(long, value_name = "DIR")]
@@ -132,6 +204,12 @@ pub struct RunArgs {
     /// `text` or `json` [default: text]
     #[arg(long, value_name = "FORMAT")]
     pub log_format: Option<String>,
+    /// Serve /metrics, /live and /ready on this address, such as `127.0.0.1:9464` [default: off]
+    #[arg(long, value_name = "ADDRESS")]
+    pub http: Option<String>,
+    /// Bring an older or missing schema up to date first; a SQLite file needs no flag
+    #[arg(long)]
+    pub migrate: bool,
     /// Print every setting with where it came from, and exit
     #[arg(long)]
     pub print_config: bool,
@@ -145,29 +223,76 @@ pub struct RunArgs {
 #[command(after_help = "\
 Examples:
   warp-host bench
-  warp-host bench --workload noop --jobs 100000 --json
+  warp-host bench --workload noop --jobs 100000 --repeat 3 --json
+  warp-host bench --database-url postgres://app@db/app --workload mutex --hosts 3 --html bench.html
+  warp-host bench --workload noop --continuous --rate 5000 --for 5m
 
-Each workload runs on a new database in a temporary directory, durable commits on, and is reported
-as one row, or with --json as one object.")]
+Each workload runs on a new database with durable commits and is reported as one row, or with --json
+as one object. On SQLite that is a file in a temporary directory. On PostgreSQL it is a database of
+its own on the server that --database-url names, removed afterwards; the user must be allowed to
+create databases. The hosts are threads of this process, each with its own connections.")]
 pub struct BenchArgs {
-    /// Only these workloads, separated by commas; without it all of them
+    /// Only these workloads, separated by commas; without it all of them (`history` only when named)
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub workload: Vec<String>,
     /// How many jobs each workload runs [default: what the workload needs to be steady]
     #[arg(long, value_name = "N")]
     pub jobs: Option<u64>,
-    /// How many jobs run at once
+    /// How many jobs run at once, on each host
     #[arg(long, value_name = "N")]
     pub workers: Option<u32>,
+    /// How many hosts share the work
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub hosts: u32,
     /// Repeat each workload so often and report the median
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, visible_alias = "repeats", value_name = "N", default_value_t = 1)]
     pub repeat: u32,
+    /// Write a page with plots, complete in one file
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+    /// Enqueue while the hosts run, instead of before: at --rate, or as fast as jobs end
+    #[arg(long)]
+    pub continuous: bool,
+    /// Jobs a second, with --continuous
+    #[arg(long, value_name = "N", requires = "continuous", value_parser = rate)]
+    pub rate: Option<f64>,
+    /// Without --rate, how many jobs are kept enqueued and not ended [default: 4 for each worker]
+    #[arg(long, value_name = "N", requires = "continuous", conflicts_with = "rate")]
+    pub outstanding: Option<u64>,
+    /// How long `idle` and --continuous last [default: idle 120s, 20s on SQLite; continuous 60s]
+    #[arg(long = "for", value_name = "DURATION", value_parser = units::parse_duration)]
+    pub span: Option<Duration>,
+    /// How many keys `mutex` has
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
+    pub groups: u64,
+    /// How many jobs of `waiters` wait for one key
+    #[arg(long, value_name = "N", default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(1..))]
+    pub waiters: u64,
+    /// How many jobs `bulk-enqueue` enqueues with one call
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
+    pub per_call: u64,
+    /// How many finished jobs `history` begins with
+    #[arg(long, value_name = "N", default_value_t = 100_000)]
+    pub finished: u64,
+    /// How many scheduled jobs `history` begins with
+    #[arg(long, value_name = "N", default_value_t = 10_000)]
+    pub scheduled: u64,
+    /// How many parked jobs `history` begins with
+    #[arg(long, value_name = "N", default_value_t = 1_000)]
+    pub parked: u64,
     /// The directory of plugins that component workloads use [default: plugins]
     #[arg(long, value_name = "DIR")]
     pub plugins: Option<PathBuf>,
     /// Where the temporary databases are made; a file system in memory would measure nothing durable
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(rate) if rate > 0.0 && rate <= 1e6 => Ok(rate),
+        _ => Err("is not a number of jobs a second above 0".to_owned()),
+    }
 }
 
 // ------------------------------------------------------------------------------------------------- enqueue
@@ -386,6 +511,43 @@ Examples:
 pub enum HostsCommand {
     /// List the processes that run jobs on this database
     List,
+    /// Let a host start nothing new until it is resumed or ends; what it runs goes on
+    #[command(after_help = "Example:\n  warp-host hosts pause db7:4711")]
+    Pause {
+        /// The host, as `hosts list` names it
+        name: String,
+        /// Who is remembered as having paused it [default: the user's name]
+        #[arg(long, value_name = "NAME")]
+        by: Option<String>,
+    },
+    /// Let a paused host start jobs again
+    #[command(after_help = "Example:\n  warp-host hosts resume db7:4711")]
+    Resume {
+        /// The host
+        name: String,
+    },
+}
+
+/// `queues`.
+#[derive(Debug, Clone, Subcommand)]
+pub enum QueuesCommand {
+    /// List the queues that are paused
+    List,
+    /// Let no host start a job of a queue until it is resumed; what runs goes on, and jobs can be enqueued
+    #[command(after_help = "Example:\n  warp-host queues pause reports")]
+    Pause {
+        /// The queue
+        queue: String,
+        /// Who is remembered as having paused it [default: the user's name]
+        #[arg(long, value_name = "NAME")]
+        by: Option<String>,
+    },
+    /// Let jobs of a paused queue start again
+    #[command(after_help = "Example:\n  warp-host queues resume reports")]
+    Resume {
+        /// The queue
+        queue: String,
+    },
 }
 
 // ------------------------------------------------------------------------------------------------- plugins
@@ -562,11 +724,78 @@ pub struct DiffArgs {
 #[command(after_help = "\
 Examples:
   warp-host migrate
-  warp-host migrate --dry-run --database-url sqlite:/var/lib/warp/warp.db")]
+  warp-host migrate --dry-run --database-url sqlite:/var/lib/warp/warp.db
+  warp-host migrate --database-url postgres://warp_owner@db/jobs --locks ledger
+  warp-host migrate --sql > warp.sql
+
+--sql asks no database: it is for whoever applies changes by hand or by another tool. Needs neither
+superuser nor extension, only the right to create a schema.")]
 pub struct MigrateArgs {
     /// Print the SQL that would be run, and change nothing
     #[arg(long)]
     pub dry_run: bool,
+    /// Print the SQL of the whole schema without asking a database
+    #[arg(long, conflicts_with_all = ["dry_run", "locks"])]
+    pub sql: bool,
+    /// What slots are made of, if the database is new; one that exists is changed by `locks set`
+    #[arg(long, value_name = "KIND", value_parser = locks)]
+    pub locks: Option<Locks>,
+}
+
+/// What slots are made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Locks {
+    /// Rows of the database.
+    Ledger,
+    /// Advisory locks of a session.
+    Session,
+}
+
+impl Locks {
+    /// As it is written.
+    pub fn name(self) -> &'static str {
+        match self {
+            Locks::Ledger => "ledger",
+            Locks::Session => "session",
+        }
+    }
+}
+
+/// `locks`.
+#[derive(Debug, Clone, Subcommand)]
+pub enum LocksCommand {
+    /// Show what slots are made of, and who said so
+    Show,
+    /// Change it; refused while anybody holds a slot or a host is registered
+    #[command(after_help = "\
+Examples:
+  warp-host locks set session
+  warp-host locks set ledger --by ada
+
+`ledger` works everywhere. `session` writes no row for a slot, needs a connection of its own for
+each host that no transaction-mode pooler stands before, and refuses `order = \"fifo\"` and weights.")]
+    Set {
+        /// `ledger` or `session`
+        #[arg(value_parser = locks)]
+        kind: Locks,
+        /// Who is remembered as having set it [default: the user's name]
+        #[arg(long, value_name = "NAME")]
+        by: Option<String>,
+    },
+}
+
+/// `doctor`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Examples:
+  warp-host doctor
+  warp-host doctor postgres://warp@pooler:6432/jobs
+
+Exit code 0 if nothing is wrong or there are warnings only, 4 if a finding would keep a host from
+running as it is configured, 5 if the database cannot be reached. Changes nothing.")]
+pub struct DoctorArgs {
+    /// The database [default: the one that the settings name]
+    pub url: Option<String>,
 }
 
 /// `backup`.
@@ -586,6 +815,15 @@ pub struct CompletionsArgs {
 }
 
 // ------------------------------------------------------------------------------------------------- values
+
+/// Reads `ledger` or `session`. Also used for the setting.
+pub fn locks(text: &str) -> Result<Locks, String> {
+    match text {
+        "ledger" => Ok(Locks::Ledger),
+        "session" => Ok(Locks::Session),
+        other => Err(format!("{other:?} is not what slots can be made of; write `ledger` or `session`")),
+    }
+}
 
 fn dash(text: &str) -> Result<(), String> {
     match text {
@@ -676,13 +914,12 @@ pub fn parse_timeout(text: &str) -> Result<Timeout, String> {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+        command().debug_assert();
     }
 
     #[test]

@@ -9,6 +9,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ use warp_domain::units;
 use warp_manifest::Grant;
 use warp_store::Retention;
 
-use crate::args::{self, Cli, Command, RunArgs};
+use crate::args::{self, Cli, Command, DatabaseArgs, Locks, RunArgs};
 use crate::failure::{Failure, Outcome};
 use crate::grants;
 
@@ -72,19 +73,72 @@ pub enum LogFormat {
     Json,
 }
 
+/// Workers that take jobs from queues of their own, written as `[[workers]]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Group {
+    /// For people.
+    pub name: String,
+    /// The queues they serve.
+    pub queues: Vec<String>,
+    /// How many jobs they run at once.
+    pub count: u32,
+}
+
+/// How statements are sent to PostgreSQL.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Statements {
+    /// Found out when a connection is made.
+    Auto,
+    /// Prepared once on each connection.
+    Prepared,
+    /// As text, which every pooler passes on.
+    Simple,
+}
+
+/// The job database and how to reach it. All but `url` concern PostgreSQL alone.
+#[derive(Debug, Clone)]
+pub struct DatabaseConfig {
+    /// Where it is; may hold a password, so it is printed by [`without_password`] alone.
+    pub url: Setting<String>,
+    /// The schema that holds everything.
+    pub schema: Setting<String>,
+    /// How many connections work at once.
+    pub pool: Setting<u32>,
+    /// How connections are encrypted; `None` leaves it to the URL.
+    pub sslmode: Setting<Option<String>>,
+    /// Who may vouch for the server.
+    pub root_cert: Setting<Option<PathBuf>>,
+    /// This host's certificate.
+    pub client_cert: Setting<Option<PathBuf>>,
+    /// Its key.
+    pub client_key: Setting<Option<PathBuf>>,
+    /// Whose first line is the password.
+    pub password_file: Setting<Option<PathBuf>>,
+    /// What prints the password.
+    pub password_command: Setting<Option<String>>,
+    /// Where to listen, if not at `url`; may hold a password.
+    pub listen_url: Setting<Option<String>>,
+    /// How statements are sent.
+    pub statements: Setting<Statements>,
+    /// What the slots must be made of; `None` takes what the database says.
+    pub locks: Setting<Option<Locks>>,
+}
+
 /// Everything that can be set.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// The job database.
-    pub database_url: Setting<String>,
+    pub database: DatabaseConfig,
     /// The directory of plugins.
     pub plugins: Setting<PathBuf>,
     /// Where compiled code is kept.
     pub cache: Setting<PathBuf>,
-    /// How many jobs run at once.
+    /// How many jobs run at once, all groups together.
     pub workers: Setting<u32>,
-    /// Which queues are served.
+    /// Which queues are served, by any group.
     pub queues: Setting<Vec<String>>,
+    /// Groups of workers; without any, all workers serve all queues.
+    pub groups: Vec<(Group, Origin)>,
     /// How many jobs are claimed ahead of free workers, at most.
     pub prefetch: Setting<u32>,
     /// How long running jobs may take when the host stops.
@@ -105,6 +159,8 @@ pub struct Config {
     pub log_level: Setting<String>,
     /// How they look.
     pub log_format: Setting<LogFormat>,
+    /// Where metrics and probes are served; `None` is nowhere.
+    pub http: Setting<Option<SocketAddr>>,
     /// What each plugin is granted, with the line of its table.
     pub grants: BTreeMap<String, (Grant, Origin)>,
     /// The file that was read, or that `grant` would create.
@@ -132,11 +188,12 @@ impl Config {
         }
         // Without `..`, so that a new setting cannot be forgotten here.
         let Config {
-            database_url,
+            database,
             plugins,
             cache,
             workers,
             queues,
+            groups,
             prefetch,
             grace,
             lease,
@@ -147,13 +204,50 @@ impl Config {
             default_timeout,
             log_level,
             log_format,
+            http,
             grants,
             file: _,
             file_is_manifest: _,
             json: _,
         } = self;
+        let DatabaseConfig {
+            url,
+            schema,
+            pool,
+            sslmode,
+            root_cert,
+            client_cert,
+            client_key,
+            password_file,
+            password_command,
+            listen_url,
+            statements,
+            locks,
+        } = database;
+        fn path(path: &Option<PathBuf>) -> String {
+            path.as_ref().map_or_else(|| "none".to_owned(), |path| path.display().to_string())
+        }
         let mut rows = vec![
-            row("database_url", database_url, |url| without_password(url)),
+            row("database.url", url, |url| without_password(url)),
+            row("database.schema", schema, Clone::clone),
+            row("database.pool", pool, u32::to_string),
+            row("database.sslmode", sslmode, |mode| mode.clone().unwrap_or_else(|| "as the url says".to_owned())),
+            row("database.root_cert", root_cert, path),
+            row("database.client_cert", client_cert, path),
+            row("database.client_key", client_key, path),
+            row("database.password_file", password_file, path),
+            // Its arguments may be secret, so only the program is named.
+            row("database.password_command", password_command, |command| {
+                let program = command.as_ref().and_then(|command| command.split_whitespace().next());
+                program.map_or_else(|| "none".to_owned(), |program| format!("{program} …"))
+            }),
+            row("database.listen_url", listen_url, |url| url.as_ref().map_or_else(|| "the same".to_owned(), |url| without_password(url))),
+            row("database.statements", statements, |mode| match mode {
+                Statements::Auto => "auto".to_owned(),
+                Statements::Prepared => "prepared".to_owned(),
+                Statements::Simple => "simple".to_owned(),
+            }),
+            row("database.locks", locks, |kind| kind.map_or("as the database says", Locks::name).to_owned()),
             row("plugins", plugins, |path| path.display().to_string()),
             row("cache", cache, |path| path.display().to_string()),
             row("workers", workers, u32::to_string),
@@ -171,7 +265,11 @@ impl Config {
                 LogFormat::Text => "text".to_owned(),
                 LogFormat::Json => "json".to_owned(),
             }),
+            row("http", http, |address| address.map_or_else(|| "off".to_owned(), |address| address.to_string())),
         ];
+        rows.extend(groups.iter().map(|(Group { name, queues, count }, origin)| {
+            (format!("workers.{name}"), format!("{count} for {}", queues.join(",")), origin.to_string())
+        }));
         rows.extend(grants.iter().map(|(name, (grant, origin))| (format!("grant.{name}"), grants::in_words(grant), origin.to_string())));
         rows
     }
@@ -199,15 +297,33 @@ pub fn timeout_text(timeout: &Timeout) -> String {
     format!("{}:{mode}", units::format_duration(timeout.per_attempt))
 }
 
-/// A connection text without its password, for printing.
+/// A connection text without its passwords, for printing.
 pub fn without_password(url: &str) -> String {
-    match (url.find("://"), url.rfind('@')) {
-        (Some(scheme), Some(at)) if scheme + 3 <= at => match url[scheme + 3..at].find(':') {
-            Some(colon) => format!("{}:***{}", &url[..scheme + 3 + colon], &url[at..]),
-            None => url.to_owned(),
+    let Some(scheme) = url.find("://").map(|at| at + 3) else { return url.to_owned() };
+    let (address, parameters) = match url.find('?') {
+        Some(at) => (&url[..at], Some(&url[at + 1..])),
+        None => (url, None),
+    };
+    let authority = &url[scheme..].split(['/', '?']).next().unwrap_or_default();
+    let mut shown = match (address.rfind('@'), authority.split_once(':')) {
+        (Some(at), _) if scheme <= at => match address[scheme..at].find(':') {
+            Some(colon) => format!("{}:***{}", &address[..scheme + colon], &address[at..]),
+            None => address.to_owned(),
         },
-        _ => url.to_owned(),
+        // A password that should have been escaped, with a `?` in it: such a text is no URL, but it is printed as one.
+        (None, Some((user, rest))) if !user.starts_with('[') && !rest.chars().all(|c| c.is_ascii_digit()) => {
+            return format!("{}{user}:***", &url[..scheme]);
+        }
+        _ => address.to_owned(),
+    };
+    if let Some(parameters) = parameters {
+        let hide = |pair: &str| match pair.split_once('=') {
+            Some((name, _)) if name.to_lowercase().contains("password") => format!("{name}=***"),
+            _ => pair.to_owned(),
+        };
+        shown = format!("{shown}?{}", parameters.split('&').map(hide).collect::<Vec<_>>().join("&"));
     }
+    shown
 }
 
 /// What the outside world says, so that a test can say something else.
@@ -246,7 +362,7 @@ pub fn load(cli: &Cli, outside: &Outside<'_>) -> Outcome<Config> {
         Command::Bench(args) => (&none, &args.plugins),
         _ => (&none, &None),
     };
-    let config = resolve(&file, run, plugins.as_deref(), cli.database_url.as_deref(), outside).map_err(Failure::usage)?;
+    let config = resolve(&file, run, plugins.as_deref(), &cli.database, outside).map_err(Failure::usage)?;
     Ok(Config { file_is_manifest, json: cli.json, ..config })
 }
 
@@ -255,7 +371,7 @@ fn is_manifest(text: &str) -> bool {
     Document::parse(text).is_ok_and(|document| document.contains_key("format") && document.contains_key("plugin"))
 }
 
-fn resolve(file: &File, run: &RunArgs, plugins: Option<&Path>, url: Option<&str>, outside: &Outside<'_>) -> Result<Config, String> {
+fn resolve(file: &File, run: &RunArgs, plugins: Option<&Path>, database: &DatabaseArgs, outside: &Outside<'_>) -> Result<Config, String> {
     let text = |path: &Option<PathBuf>| path.as_ref().map(|path| path.to_string_lossy().into_owned());
     let plugins_flag = plugins.map(|path| path.to_string_lossy().into_owned());
     let layers = Layers { file, env: outside.env };
@@ -265,13 +381,7 @@ fn resolve(file: &File, run: &RunArgs, plugins: Option<&Path>, url: Option<&str>
     };
     let retention = Retention::default();
     let config = Config {
-        database_url: layers.get(
-            "database_url",
-            "WARP_DATABASE_URL",
-            Some(("--database-url", url)),
-            "sqlite:warp.db".to_owned(),
-            |url| Ok(url.to_owned()),
-        )?,
+        database: database_config(&layers, database)?,
         plugins: layers.path("plugins", "WARP_PLUGINS", ("--plugins", plugins_flag.as_deref()), "plugins")?,
         cache: layers.path("cache", "WARP_CACHE", ("--cache", text(&run.cache).as_deref()), ".warp-cache")?,
         workers: layers.get(
@@ -282,6 +392,7 @@ fn resolve(file: &File, run: &RunArgs, plugins: Option<&Path>, url: Option<&str>
             |text| at_most(text, 1, MOST_WORKERS),
         )?,
         queues: layers.get("queues", "WARP_QUEUES", Some(("--queues", run.queues.as_deref())), vec!["default".to_owned()], queue_names)?,
+        groups: Vec::new(),
         prefetch: layers
             .get("prefetch", "WARP_PREFETCH", Some(("--prefetch", run.prefetch.as_deref())), 1024, |text| at_most(text, 0, 10_000))?,
         grace: layers.get("grace", "WARP_GRACE", Some(("--grace", run.grace.as_deref())), Duration::from_secs(30), span)?,
@@ -311,15 +422,179 @@ fn resolve(file: &File, run: &RunArgs, plugins: Option<&Path>, url: Option<&str>
                 other => Err(format!("{other:?} is not a log format; write `text` or `json`")),
             },
         )?,
+        http: layers.get("http", "WARP_HTTP", Some(("--http", run.http.as_deref())), None, |text| match text {
+            "off" => Ok(None),
+            text => text
+                .parse()
+                .map(Some)
+                .map_err(|_| format!("{text:?} is not an address with a port; write one such as 127.0.0.1:9464, or `off`")),
+        })?,
         grants: file.grants.clone(),
         file: file.path.clone(),
         file_is_manifest: false,
         json: false,
     };
-    Ok(Config { database_url: file.anchored_url(config.database_url), ..config })
+    Ok(with_groups(config, &file.groups))
+}
+
+/// What is said about workers or queues above the file replaces the file's groups whole.
+fn with_groups(config: Config, groups: &[(Group, Origin)]) -> Config {
+    let above = |origin: &Origin| matches!(origin, Origin::Env(_) | Origin::Flag(_));
+    let Some((_, origin)) = groups.first() else { return config };
+    if above(&config.workers.origin) || above(&config.queues.origin) {
+        return config;
+    }
+    let mut queues: Vec<String> = Vec::new();
+    for queue in groups.iter().flat_map(|(group, _)| &group.queues) {
+        if !queues.contains(queue) {
+            queues.push(queue.clone());
+        }
+    }
+    Config {
+        workers: Setting { value: groups.iter().map(|(group, _)| group.count).sum(), origin: origin.clone() },
+        queues: Setting { value: queues, origin: origin.clone() },
+        groups: groups.to_vec(),
+        ..config
+    }
+}
+
+fn database_config(layers: &Layers<'_>, flags: &DatabaseArgs) -> Result<DatabaseConfig, String> {
+    // Without `..`, so that a new flag cannot be forgotten here.
+    let DatabaseArgs {
+        database_url,
+        database_schema,
+        database_pool,
+        database_sslmode,
+        database_root_cert,
+        database_client_cert,
+        database_client_key,
+        database_password_file,
+        database_password_command,
+        database_listen_url,
+        database_statements,
+        database_locks,
+    } = flags;
+    let text = |text: &str| Ok(text.to_owned());
+    let config = DatabaseConfig {
+        url: layers.file.anchored_url(layers.get(
+            "database.url",
+            "WARP_DATABASE_URL",
+            Some(("--database-url", database_url.as_deref())),
+            "sqlite:warp.db".to_owned(),
+            text,
+        )?),
+        schema: layers.get(
+            "database.schema",
+            "WARP_DATABASE_SCHEMA",
+            Some(("--database-schema", database_schema.as_deref())),
+            "warp".to_owned(),
+            schema_name,
+        )?,
+        pool: layers.get(
+            "database.pool",
+            "WARP_DATABASE_POOL",
+            Some(("--database-pool", database_pool.as_deref())),
+            DEFAULT_POOL,
+            |text| at_most(text, 1, 100),
+        )?,
+        sslmode: layers.get(
+            "database.sslmode",
+            "WARP_DATABASE_SSLMODE",
+            Some(("--database-sslmode", database_sslmode.as_deref())),
+            None,
+            |text| {
+                let known = ["disable", "prefer", "require", "verify-ca", "verify-full"];
+                if known.contains(&text) {
+                    return Ok(Some(text.to_owned()));
+                }
+                Err(format!("{text:?} is not a mode; there are {}", known.join(", ")))
+            },
+        )?,
+        root_cert: layers.file_name(
+            "database.root_cert",
+            "WARP_DATABASE_ROOT_CERT",
+            ("--database-root-cert", database_root_cert.as_deref()),
+        )?,
+        client_cert: layers.file_name(
+            "database.client_cert",
+            "WARP_DATABASE_CLIENT_CERT",
+            ("--database-client-cert", database_client_cert.as_deref()),
+        )?,
+        client_key: layers.file_name(
+            "database.client_key",
+            "WARP_DATABASE_CLIENT_KEY",
+            ("--database-client-key", database_client_key.as_deref()),
+        )?,
+        password_file: layers.file_name(
+            "database.password_file",
+            "WARP_DATABASE_PASSWORD_FILE",
+            ("--database-password-file", database_password_file.as_deref()),
+        )?,
+        password_command: layers.get(
+            "database.password_command",
+            "WARP_DATABASE_PASSWORD_COMMAND",
+            Some(("--database-password-command", database_password_command.as_deref())),
+            None,
+            |text| match text.trim() {
+                "" => Err("a command must not be empty".to_owned()),
+                _ => Ok(Some(text.to_owned())),
+            },
+        )?,
+        listen_url: layers.get(
+            "database.listen_url",
+            "WARP_DATABASE_LISTEN_URL",
+            Some(("--database-listen-url", database_listen_url.as_deref())),
+            None,
+            |url| Ok(Some(url.to_owned())),
+        )?,
+        statements: layers.get(
+            "database.statements",
+            "WARP_DATABASE_STATEMENTS",
+            Some(("--database-statements", database_statements.as_deref())),
+            Statements::Auto,
+            |text| match text {
+                "auto" => Ok(Statements::Auto),
+                "prepared" => Ok(Statements::Prepared),
+                "simple" => Ok(Statements::Simple),
+                other => Err(format!("{other:?} is no way to send statements; write `auto`, `prepared` or `simple`")),
+            },
+        )?,
+        locks: layers.get(
+            "database.locks",
+            "WARP_DATABASE_LOCKS",
+            Some(("--database-locks", database_locks.as_deref())),
+            None,
+            |text| args::locks(text).map(Some),
+        )?,
+    };
+    let (file, command) = (&config.password_file, &config.password_command);
+    if file.value.is_some() && command.value.is_some() {
+        return Err(format!("{}: the password comes from a file, and by {} from a command; keep one of them", file.origin, command.origin));
+    }
+    let (cert, key) = (&config.client_cert, &config.client_key);
+    if cert.value.is_some() != key.value.is_some() {
+        let (given, missing) =
+            if cert.value.is_some() { (&cert.origin, "database.client_key") } else { (&key.origin, "database.client_cert") };
+        return Err(format!("{given}: a client's certificate and its key belong together; set {missing} as well"));
+    }
+    Ok(config)
+}
+
+/// A name that needs no quotes in SQL, since it stands in every statement.
+fn schema_name(text: &str) -> Result<String, String> {
+    let starts = text.starts_with(|c: char| c.is_ascii_lowercase() || c == '_');
+    let goes_on = text.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
+    if !starts || !goes_on || text.len() > 48 || text == "public" || text.starts_with("pg_") {
+        return Err(format!(
+            "{text:?} is not a schema's name; write at most 48 lower case letters, digits and _, not `public` and not beginning with pg_"
+        ));
+    }
+    Ok(text.to_owned())
 }
 
 const MOST_WORKERS: u32 = 1024;
+/// Enough for one exchange, one renewal and what guests and operators ask beside them.
+const DEFAULT_POOL: u32 = 5;
 const SHORTEST_LEASE: Duration = Duration::from_secs(6);
 
 fn span(text: &str) -> Result<Duration, String> {
@@ -385,6 +660,18 @@ impl Layers<'_> {
         }
         Ok(setting)
     }
+
+    /// A file that need not be named.
+    fn file_name(
+        &self,
+        key: &str,
+        env: &'static str,
+        (name, flag): (&'static str, Option<&Path>),
+    ) -> Result<Setting<Option<PathBuf>>, String> {
+        let flag = flag.map(|path| path.to_string_lossy().into_owned());
+        let Setting { value, origin } = self.path(key, env, (name, flag.as_deref()), "")?;
+        Ok(Setting { value: (origin != Origin::Default).then_some(value), origin })
+    }
 }
 
 /// The kinds of values in the file.
@@ -398,8 +685,19 @@ enum Kind {
 }
 
 /// Every key that the file may have, tables written with dots. `grant.<plugin>` is beside these.
-const KEYS: [(&str, Kind); 15] = [
-    ("database_url", Kind::Text),
+const KEYS: [(&str, Kind); 27] = [
+    ("database.url", Kind::Text),
+    ("database.schema", Kind::Text),
+    ("database.pool", Kind::Number),
+    ("database.sslmode", Kind::Text),
+    ("database.root_cert", Kind::Text),
+    ("database.client_cert", Kind::Text),
+    ("database.client_key", Kind::Text),
+    ("database.password_file", Kind::Text),
+    ("database.password_command", Kind::Text),
+    ("database.listen_url", Kind::Text),
+    ("database.statements", Kind::Text),
+    ("database.locks", Kind::Text),
     ("plugins", Kind::Text),
     ("cache", Kind::Text),
     ("workers", Kind::Number),
@@ -414,13 +712,15 @@ const KEYS: [(&str, Kind); 15] = [
     ("defaults.timeout", Kind::Timeout),
     ("log.level", Kind::Text),
     ("log.format", Kind::Text),
+    ("http", Kind::Text),
 ];
-const TABLES: [&str; 4] = ["retention", "defaults", "log", "grant"];
+const TABLES: [&str; 5] = ["database", "retention", "defaults", "log", "grant"];
 
 /// The file, read: each value in the text form of its flag, with its line.
 struct File {
     path: PathBuf,
     values: BTreeMap<&'static str, (String, usize)>,
+    groups: Vec<(Group, Origin)>,
     grants: BTreeMap<String, (Grant, Origin)>,
 }
 
@@ -430,8 +730,11 @@ impl File {
             let line = error.span().map_or(1, |span| line_of(text, span.start));
             format!("{}:{line}: {}", path.display(), error.message())
         })?;
-        let mut file = File { path: path.to_owned(), values: BTreeMap::new(), grants: BTreeMap::new() };
+        let mut file = File { path: path.to_owned(), values: BTreeMap::new(), groups: Vec::new(), grants: BTreeMap::new() };
         file.read_table(text, "", document.as_table())?;
+        if let (Some((_, line)), false) = (file.values.get("queues"), file.groups.is_empty()) {
+            return Err(format!("{}:{line}: queues: each group of [[workers]] names its own; remove this one", path.display()));
+        }
         Ok(file)
     }
 
@@ -451,6 +754,10 @@ impl File {
                 }
                 continue;
             }
+            if let ("workers", Item::ArrayOfTables(tables)) = (full.as_str(), item) {
+                self.read_groups(text, tables)?;
+                continue;
+            }
             let Some((known, kind)) = KEYS.iter().find(|(known, _)| *known == full) else {
                 return Err(match nearest(&full) {
                     Some(nearest) => format!("{here}: unknown key `{full}`; the nearest that exists is `{nearest}`"),
@@ -463,6 +770,23 @@ impl File {
             let value = item.as_value().ok_or_else(|| format!("{here}: {full} must be a value, not a table"))?;
             let text = value_text(*kind, value).map_err(|why| format!("{here}: {full}: {why}"))?;
             self.values.insert(known, (text, line));
+        }
+        Ok(())
+    }
+
+    fn read_groups(&mut self, text: &str, tables: &toml_edit::ArrayOfTables) -> Result<(), String> {
+        for table in tables {
+            let line = line_of(text, table.span().map_or(0, |span| span.start));
+            let here = format!("{}:{line}: [[workers]]", self.path.display());
+            let group = group(table).map_err(|why| format!("{here}: {why}"))?;
+            if self.groups.iter().any(|(known, _)| known.name == group.name) {
+                return Err(format!("{here}: there is a group {:?} already", group.name));
+            }
+            self.groups.push((group, Origin::File { path: self.path.clone(), line }));
+        }
+        let workers: u32 = self.groups.iter().map(|(group, _)| group.count).sum();
+        if workers > MOST_WORKERS {
+            return Err(format!("{}: [[workers]]: {workers} workers in all; {MOST_WORKERS} are allowed", self.path.display()));
         }
         Ok(())
     }
@@ -523,6 +847,25 @@ fn value_text(kind: Kind, value: &Value) -> Result<String, String> {
         (Kind::Retry, _) => Err("write { max = 3, delays = [\"15s\", \"1m\"], jitter = 0.1 }".to_owned()),
         (Kind::Timeout, _) => Err("write { per_attempt = \"30s\", mode = \"fail\" }".to_owned()),
     }
+}
+
+/// `name = "reports"`, `queues = ["reports"]`, `count = 2`.
+fn group(table: &Table) -> Result<Group, String> {
+    let (mut name, mut queues, mut count) = (None, None, None);
+    for (key, item) in table.iter() {
+        let value = item.as_value().ok_or_else(|| format!("`{key}` must be a value, not a table"))?;
+        let in_words = |why: String| format!("{key}: {why}");
+        match key {
+            "name" => name = Some(value_text(Kind::Text, value).map_err(in_words)?),
+            "queues" => queues = Some(value_text(Kind::Texts, value).and_then(|text| queue_names(&text)).map_err(in_words)?),
+            "count" => {
+                count = Some(value_text(Kind::Number, value).and_then(|text| at_most(&text, 1, MOST_WORKERS)).map_err(in_words)?);
+            }
+            other => return Err(format!("unknown key `{other}`; a group has name, queues and count")),
+        }
+    }
+    let name = name.filter(|name| !name.is_empty()).ok_or("a group needs `name`")?;
+    Ok(Group { name, queues: queues.ok_or("a group needs `queues`")?, count: count.ok_or("a group needs `count`")? })
 }
 
 /// `{ max = 3, delays = ["15s"], jitter = 0.1 }`, as in a manifest, as `3:15s~0.1`.
@@ -588,10 +931,23 @@ mod tests {
 
     use super::*;
 
-    const FULL: &str = r#"database_url = "sqlite:jobs.db"
-workers = 3
+    const FULL: &str = r#"workers = 3
 queues = ["a", "b"]
 plugins = "/srv/plugins"
+http = "127.0.0.1:9464"
+
+[database]
+url = "postgres://ada:secret@db/jobs?sslpassword=hidden&sslrootcert=a.pem"
+schema = "jobs"
+pool = 8
+sslmode = "verify-full"
+root_cert = "ca.pem"
+client_cert = "ada.pem"
+client_key = "/keys/ada.key"
+password_command = "vault read --token=hidden"
+listen_url = "postgres://ada:secret@db:5432/jobs"
+statements = "simple"
+locks = "session"
 
 [retention]
 completed = "7d"
@@ -613,11 +969,11 @@ files = { in = { host = "./photos", mode = "read" } }
         let cli = Cli::parse_from(["warp-host", "run"].iter().chain(flags));
         let Command::Run(run) = &cli.command else { unreachable!("the command is run") };
         let env = |name: &str| env.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned());
-        resolve(&file, run, run.plugins.as_deref(), cli.database_url.as_deref(), &Outside { env: &env, cores: 1 })
+        resolve(&file, run, run.plugins.as_deref(), &cli.database, &Outside { env: &env, cores: 1 })
     }
 
     fn table(config: &Config) -> String {
-        config.rows().iter().map(|(name, value, origin)| format!("{name:<20} {value:<50} {origin}\n")).collect()
+        config.rows().iter().map(|(name, value, origin)| format!("{name:<26} {value:<50} {origin}\n")).collect()
     }
 
     #[test]
@@ -642,7 +998,45 @@ files = { in = { host = "./photos", mode = "read" } }
             ("grace", "grace = '7s'", "WARP_GRACE", "8s", "--grace", "9s"),
             ("lease", "lease = '7s'", "WARP_LEASE", "8s", "--lease", "9s"),
             ("log.level", "log.level = 'file'", "WARP_LOG", "env", "--log-level", "flag"),
-            ("database_url", "database_url = 'sqlite:/file'", "WARP_DATABASE_URL", "sqlite:/env", "--database-url", "sqlite:/flag"),
+            ("http", "http = '127.0.0.1:1'", "WARP_HTTP", "127.0.0.1:2", "--http", "127.0.0.1:3"),
+            ("database.url", "database.url = 'sqlite:/file'", "WARP_DATABASE_URL", "sqlite:/env", "--database-url", "sqlite:/flag"),
+            ("database.schema", "database.schema = 'file'", "WARP_DATABASE_SCHEMA", "env", "--database-schema", "flag"),
+            ("database.pool", "database.pool = 7", "WARP_DATABASE_POOL", "8", "--database-pool", "9"),
+            ("database.sslmode", "database.sslmode = 'disable'", "WARP_DATABASE_SSLMODE", "require", "--database-sslmode", "verify-ca"),
+            ("database.root_cert", "database.root_cert = '/file'", "WARP_DATABASE_ROOT_CERT", "/env", "--database-root-cert", "/flag"),
+            (
+                "database.password_file",
+                "database.password_file = '/file'",
+                "WARP_DATABASE_PASSWORD_FILE",
+                "/env",
+                "--database-password-file",
+                "/flag",
+            ),
+            (
+                "database.password_command",
+                "database.password_command = 'file'",
+                "WARP_DATABASE_PASSWORD_COMMAND",
+                "env …",
+                "--database-password-command",
+                "flag …",
+            ),
+            (
+                "database.listen_url",
+                "database.listen_url = 'postgres://file'",
+                "WARP_DATABASE_LISTEN_URL",
+                "postgres://env",
+                "--database-listen-url",
+                "postgres://flag",
+            ),
+            (
+                "database.statements",
+                "database.statements = 'prepared'",
+                "WARP_DATABASE_STATEMENTS",
+                "simple",
+                "--database-statements",
+                "prepared",
+            ),
+            ("database.locks", "database.locks = 'ledger'", "WARP_DATABASE_LOCKS", "session", "--database-locks", "ledger"),
         ];
         for (name, file, env, env_value, flag, flag_value) in cases {
             let row = |file: &str, env: &[(&str, &str)], flags: &[&str]| {
@@ -662,13 +1056,34 @@ files = { in = { host = "./photos", mode = "read" } }
 
     #[test]
     fn paths_of_the_file_are_beside_it() {
-        let config = resolved("plugins = 'p'\ndatabase_url = 'sqlite:j.db'", &[], &[]).expect("a good file");
+        let config = resolved("plugins = 'p'\ndatabase = { url = 'sqlite:j.db', root_cert = 'ca.pem' }", &[], &[]).expect("a good file");
         assert_eq!(config.plugins.value, Path::new("conf/p"));
-        assert_eq!(config.database_url.value, "sqlite:conf/j.db");
+        assert_eq!(config.database.url.value, "sqlite:conf/j.db");
+        assert_eq!(config.database.root_cert.value.as_deref(), Some(Path::new("conf/ca.pem")));
         let absolute = resolved("plugins = '/p'", &[], &[]).expect("a good file");
         assert_eq!(absolute.plugins.value, Path::new("/p"));
         let config = resolved("", &[("WARP_PLUGINS", "p")], &[]).expect("a good variable");
         assert_eq!(config.plugins.value, Path::new("p"));
+    }
+
+    #[test]
+    fn groups_of_workers_have_queues_of_their_own_until_somebody_says_otherwise() {
+        let file = "[[workers]]\nname = 'fast'\nqueues = ['mail', 'default']\ncount = 6\n\n[[workers]]\nname = 'slow'\nqueues = ['reports', 'mail']\ncount = 2\n";
+        let config = resolved(file, &[], &[]).expect("good groups");
+        let group = |name: &str, queues: &[&str], count| Group {
+            name: name.to_owned(),
+            queues: queues.iter().map(|queue| (*queue).to_owned()).collect(),
+            count,
+        };
+        let groups: Vec<_> = config.groups.iter().map(|(group, _)| group.clone()).collect();
+        assert_eq!(groups, [group("fast", &["mail", "default"], 6), group("slow", &["reports", "mail"], 2)]);
+        assert_eq!((config.workers.value, config.queues.value.join(",").as_str()), (8, "mail,default,reports"));
+        let rows = table(&config);
+        assert!(rows.contains("workers.slow               2 for reports,mail                                 conf/warp.toml:6"), "{rows}");
+        for (env, flags) in [(&[("WARP_WORKERS", "3")][..], &[][..]), (&[], &["--queues", "default"])] {
+            let config = resolved(file, env, flags).expect("good values");
+            assert!(config.groups.is_empty(), "what is above the file replaces its groups");
+        }
     }
 
     #[test]
@@ -682,9 +1097,11 @@ files = { in = { host = "./photos", mode = "read" } }
             ),
             (
                 "log.color = true",
-                "conf/warp.toml:1: unknown key `log.color`; there are database_url, plugins, cache, workers, queues, prefetch, grace, lease, \
-                 retention.completed, retention.deleted, retention.failed, defaults.retry, defaults.timeout, log.level, log.format and \
-                 `[grant.PLUGIN]`",
+                "conf/warp.toml:1: unknown key `log.color`; there are database.url, database.schema, database.pool, database.sslmode, \
+                 database.root_cert, database.client_cert, database.client_key, database.password_file, database.password_command, \
+                 database.listen_url, database.statements, database.locks, plugins, cache, workers, queues, prefetch, grace, lease, \
+                 retention.completed, retention.deleted, retention.failed, defaults.retry, defaults.timeout, log.level, log.format, \
+                 http and `[grant.PLUGIN]`",
             ),
             ("retention.delete = '1d'", "conf/warp.toml:1: unknown key `retention.delete`; the nearest that exists is `retention.deleted`"),
             ("workers = '3'", "conf/warp.toml:1: workers: must be a whole number without quotes"),
@@ -705,6 +1122,41 @@ files = { in = { host = "./photos", mode = "read" } }
                 "conf/warp.toml:1: defaults.retry: unknown key `backoff`; a retry has max, delays and jitter",
             ),
             ("a = 1\na = 2", "conf/warp.toml:2: duplicate key"),
+            ("\n[[workers]]\nname = 'a'\ncount = 1", "conf/warp.toml:2: [[workers]]: a group needs `queues`"),
+            ("[[workers]]\nqueues = ['a']\ncount = 1", "conf/warp.toml:1: [[workers]]: a group needs `name`"),
+            (
+                "[[workers]]\nname = 'a'\nqueues = ['a']\ncount = 0",
+                "conf/warp.toml:1: [[workers]]: count: \"0\" is not a number from 1 to 1024",
+            ),
+            ("[[workers]]\nqueue = 'a'", "conf/warp.toml:1: [[workers]]: unknown key `queue`; a group has name, queues and count"),
+            (
+                "queues = ['b']\n[[workers]]\nname = 'a'\nqueues = ['a']\ncount = 1",
+                "conf/warp.toml:1: queues: each group of [[workers]] names its own; remove this one",
+            ),
+            ("database_url = 'x'", "conf/warp.toml:1: unknown key `database_url`; the nearest that exists is `database.url`"),
+            ("http = ':80'", "conf/warp.toml:1: http: \":80\" is not an address with a port; write one such as 127.0.0.1:9464, or `off`"),
+            (
+                "database.schema = 'War p'",
+                "conf/warp.toml:1: database.schema: \"War p\" is not a schema's name; write at most 48 lower case letters, digits and _, not \
+                 `public` and not beginning with pg_",
+            ),
+            ("database.pool = 0", "conf/warp.toml:1: database.pool: \"0\" is not a number from 1 to 100"),
+            (
+                "database.sslmode = 'on'",
+                "conf/warp.toml:1: database.sslmode: \"on\" is not a mode; there are disable, prefer, require, verify-ca, verify-full",
+            ),
+            (
+                "database.locks = 'rows'",
+                "conf/warp.toml:1: database.locks: \"rows\" is not what slots can be made of; write `ledger` or `session`",
+            ),
+            (
+                "[database]\npassword_file = 'a'\npassword_command = 'b'",
+                "conf/warp.toml:2: the password comes from a file, and by conf/warp.toml:3 from a command; keep one of them",
+            ),
+            (
+                "database.client_key = 'a'",
+                "conf/warp.toml:1: a client's certificate and its key belong together; set database.client_cert as well",
+            ),
         ];
         for (text, expected) in cases {
             assert_eq!(file(text), expected);
@@ -722,6 +1174,17 @@ files = { in = { host = "./photos", mode = "read" } }
         assert_eq!(without_password("postgres://ada:secret@db/jobs"), "postgres://ada:***@db/jobs");
         assert_eq!(without_password("postgres://ada@db/jobs"), "postgres://ada@db/jobs");
         assert_eq!(without_password("sqlite:a@b.db"), "sqlite:a@b.db");
+        assert_eq!(without_password("postgres://ada:p@ss@db/jobs"), "postgres://ada:***@db/jobs");
+        assert_eq!(
+            without_password("postgres://db/jobs?user=ada&password=secret&sslpassword=more&sslmode=require"),
+            "postgres://db/jobs?user=ada&password=***&sslpassword=***&sslmode=require"
+        );
+        // Nothing of what stands behind the `@` of a parameter is taken for an address.
+        assert_eq!(without_password("postgres://ada:secret@db/jobs?options=a@b"), "postgres://ada:***@db/jobs?options=a@b");
+        assert_eq!(without_password("postgres://ada:sec?ret@db/jobs"), "postgres://ada:***");
+        assert_eq!(without_password("postgres://db:5432/jobs?options=a@b"), "postgres://db:5432/jobs?options=a@b");
+        let settings = table(&resolved(FULL, &[], &[]).expect("a good file"));
+        assert!(!settings.contains("secret") && !settings.contains("hidden"), "{settings}");
     }
 
     #[test]

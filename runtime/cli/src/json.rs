@@ -11,7 +11,7 @@ use serde::Serialize;
 use warp_domain::policy::{Concurrency, ConcurrencyKind, Declared, Mode, OnRetry, Order, Retry, Source, Stamp, Timeout, TimeoutMode};
 use warp_domain::{RunNumber, units};
 use warp_store::{
-    AdminLimit, AuditRow, CommandVerdict, EnqueueVerdict, HolderSeen, HostSeen, JobDetails, JobSummary, KeySeen, LogLine, Overview,
+    AdminLimit, AuditRow, CommandVerdict, EnqueueVerdict, HolderSeen, HostSeen, JobDetails, JobSummary, KeySeen, LogLine, Overview, Pause,
     WaiterSeen, Waiting,
 };
 
@@ -348,8 +348,13 @@ pub enum WaitingFor {
         /// Jobs ahead of it in its lane, counted up to 1,000.
         ahead: u32,
     },
-    /// A host that runs its contract; none is alive.
+    /// A host that runs its contract and is not paused; none is alive.
     Host,
+    /// Its queue, which is paused.
+    Queue {
+        /// By whom.
+        paused: Paused,
+    },
 }
 
 impl From<&Waiting> for WaitingFor {
@@ -366,6 +371,7 @@ impl From<&Waiting> for WaitingFor {
             Waiting::Reserved => WaitingFor::Reserved,
             Waiting::ForWorker { ahead } => WaitingFor::Worker { ahead: *ahead },
             Waiting::ForHost => WaitingFor::Host,
+            Waiting::Paused(pause) => WaitingFor::Queue { paused: pause.into() },
         }
     }
 }
@@ -537,11 +543,57 @@ pub struct Host {
     pub running: u32,
     /// Whether its process has certainly ended; its jobs are about to be given back.
     pub gone: bool,
+    /// Who paused it, if it starts nothing new.
+    pub paused: Option<Paused>,
+}
+
+/// An operator's pause.
+#[derive(Debug, Serialize)]
+pub struct Paused {
+    /// Who.
+    pub by: String,
+    /// When.
+    pub at: String,
+}
+
+impl From<&Pause> for Paused {
+    fn from(pause: &Pause) -> Self {
+        let Pause { by, at } = pause;
+        Paused { by: by.clone(), at: rfc3339(*at) }
+    }
+}
+
+/// A queue that is paused.
+#[derive(Debug, Serialize)]
+pub struct PausedQueue {
+    /// The queue.
+    pub queue: String,
+    /// By whom.
+    pub paused: Paused,
+}
+
+impl From<(&String, &Pause)> for PausedQueue {
+    fn from((queue, pause): (&String, &Pause)) -> Self {
+        PausedQueue { queue: queue.clone(), paused: pause.into() }
+    }
+}
+
+/// What `pause` or `resume` did.
+#[derive(Debug, Serialize)]
+pub struct PauseChanged {
+    /// `queue` or `host`.
+    pub what: &'static str,
+    /// Which.
+    pub name: String,
+    /// Whether it is paused now.
+    pub paused: bool,
+    /// Whether that is new.
+    pub changed: bool,
 }
 
 impl From<&HostSeen> for Host {
     fn from(seen: &HostSeen) -> Self {
-        let HostSeen { host, name, renewals, started_at, renewed_at, running, gone } = seen;
+        let HostSeen { host, name, renewals, started_at, renewed_at, running, gone, paused } = seen;
         Host {
             host: host.0,
             name: name.clone(),
@@ -550,6 +602,7 @@ impl From<&HostSeen> for Host {
             renewed_at: rfc3339(*renewed_at),
             running: *running,
             gone: *gone,
+            paused: paused.as_ref().map(Paused::from),
         }
     }
 }
@@ -565,18 +618,21 @@ pub struct Status {
     pub counters: BTreeMap<String, i64>,
     /// Contracts that a live host runs.
     pub served: Vec<String>,
+    /// Queues that are paused.
+    pub paused_queues: Vec<PausedQueue>,
 }
 
 impl Status {
     /// Of what the store answered.
     pub fn new(overview: &Overview, served: Vec<String>) -> Self {
-        let Overview { states, parked, counters } = overview;
+        let Overview { states, parked, counters, paused_queues } = overview;
         let all = warp_domain::ending::State::ALL;
         Status {
             states: all.into_iter().map(|state| (state.name(), states.get(&state).copied().unwrap_or(0))).collect(),
             parked: *parked,
             counters: counters.clone(),
             served,
+            paused_queues: paused_queues.iter().map(PausedQueue::from).collect(),
         }
     }
 }
@@ -640,14 +696,25 @@ pub struct SettingRow {
 /// What `migrate` did or, with `--dry-run`, would do.
 #[derive(Debug, Serialize)]
 pub struct Migrated {
-    /// The file.
+    /// The file, or the address without a password.
     pub database: String,
-    /// Whether it was made.
+    /// Whether the file or the schema was made.
     pub created: bool,
     /// Whether nothing was changed.
     pub dry_run: bool,
     /// What was applied, or would be.
     pub migrations: Vec<String>,
+}
+
+/// What slots are made of.
+#[derive(Debug, Serialize)]
+pub struct LocksSeen {
+    /// `ledger` or `session`.
+    pub locks: &'static str,
+    /// Who said so; `null` where there is no choice.
+    pub set_by: Option<String>,
+    /// When; `null` when the schema was made with it.
+    pub set_at: Option<String>,
 }
 
 /// What `backup` did.

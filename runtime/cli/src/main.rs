@@ -19,21 +19,22 @@ mod hosting;
 mod json;
 mod progress;
 mod run;
+mod stores;
 mod system;
 mod text;
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser};
+use clap::{CommandFactory, FromArgMatches};
 use warp_store::Store;
 
-use crate::args::{Cli, Command, HostsCommand};
-use crate::commands::{attempt, database, enqueue, jobs, keys, overview, plugin_files, project};
+use crate::args::{Cli, Command};
+use crate::commands::{attempt, database, doctor, enqueue, jobs, keys, locks, overview, pauses, plugin_files, project};
 use crate::config::{Config, Outside};
 use crate::failure::{Failure, Outcome};
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = Cli::from_arg_matches(&args::command().get_matches()).unwrap_or_else(|error| error.exit());
     match dispatch(cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure { exit, error }) => {
@@ -68,6 +69,8 @@ fn dispatch(cli: Cli) -> Outcome {
         Command::Run(args) => run::run(args, settings?),
         Command::Bench(args) => bench::bench(args, settings?),
         Command::Migrate(args) => block_on(database::migrate(&args, &settings?)),
+        Command::Locks(command) => block_on(locks::run(&command, &settings?, &user(&outside))),
+        Command::Doctor(args) => block_on(doctor::run(&args, &settings?)),
         Command::Backup(args) => block_on(database::backup(&args, &settings?)),
         Command::Enqueue(args) => with_store(&settings?, async |store| enqueue::run(&args, store, json, clock::now()).await),
         Command::Jobs(command) => {
@@ -77,7 +80,12 @@ fn dispatch(cli: Cli) -> Outcome {
         Command::Limits(command) => {
             with_store(&settings?, async |store| keys::limits(&command, store, json, &user(&outside), clock::now()).await)
         }
-        Command::Hosts(HostsCommand::List) => with_store(&settings?, async |store| overview::hosts(store, json, clock::now()).await),
+        Command::Hosts(command) => {
+            with_store(&settings?, async |store| pauses::hosts(&command, store, json, &user(&outside), clock::now()).await)
+        }
+        Command::Queues(command) => {
+            with_store(&settings?, async |store| pauses::queues(&command, store, json, &user(&outside), clock::now()).await)
+        }
         Command::Status => with_store(&settings?, async |store| overview::status(store, json).await),
         Command::Try(args) => attempt::run(&args, &settings?, &outside),
     }
@@ -90,7 +98,7 @@ fn completions(shell: clap_complete::Shell) -> Outcome {
 }
 
 fn print_config(config: &Config) -> Outcome {
-    if let Err(Failure { error: Some(error), .. }) = database::file(config) {
+    if let Err(Failure { error: Some(error), .. }) = stores::place(config) {
         // Not refused here: this is where somebody looks up which setting it was.
         text::note(text::line(&format!("{error:#}")));
     }
@@ -109,8 +117,8 @@ fn user(outside: &Outside<'_>) -> String {
 
 fn with_store(config: &Config, command: impl AsyncFnOnce(&dyn Store) -> Outcome) -> Outcome {
     block_on(async {
-        let store = database::open(config).await?;
-        command(&store).await
+        let opened = stores::open(config).await?;
+        command(&*opened.store).await
     })
 }
 

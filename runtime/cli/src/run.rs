@@ -9,16 +9,16 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 use warp_domain::ending::State;
+use warp_http::{Limits, Server, Sources};
 use warp_plugin_host::{PluginDir, PluginDirConfig, Registry};
 use warp_store::{JobFilter, Store};
-use warp_store_sqlite::{OpenOptions, SqliteStore};
-use warp_worker::{Host, HostConfig, HostReport, StopLevel, Stopped, Surroundings};
+use warp_worker::{Catalog, Host, HostConfig, HostReport, Numbers, StopLevel, Stopped, Surroundings, WorkerGroup};
 
 use crate::args::RunArgs;
-use crate::commands::database;
-use crate::config::{Config, LogFormat};
+use crate::config::{Config, Group, LogFormat};
 use crate::failure::{Exit, Failure, Outcome};
 use crate::hosting::{self, DirectoryCatalog};
+use crate::stores::{self, Opened};
 use crate::system::System;
 use crate::text;
 
@@ -34,13 +34,14 @@ pub fn run(args: RunArgs, config: Config) -> Outcome {
 }
 
 async fn serve(args: &RunArgs, config: &Config, guests: tokio::runtime::Handle) -> Outcome {
-    let path = database::file(config)?;
     let plugins_dir = &config.plugins.value;
     if args.until_idle && !plugins_dir.is_dir() {
         // Otherwise a mistyped name would run nothing and report success.
         return Err(Failure::usage(format!("there is no directory {} (from {})", plugins_dir.display(), config.plugins.origin)));
     }
-    let store = Arc::new(SqliteStore::open(OpenOptions { path: path.clone(), create: true, migrate: true }).await?);
+    let server = listen_http(config).await?;
+    let opened = stores::open_for_host(config, args.migrate).await?;
+    let store = Arc::clone(&opened.store);
     let loader = hosting::loader(config.workers.value, &config.cache.value)?;
     // Dropping it would end the watching, so it lives as long as the host.
     let plugins = Arc::new(PluginDir::open(PluginDirConfig::new(plugins_dir.clone(), hosting::grants(config)), loader));
@@ -48,25 +49,35 @@ async fn serve(args: &RunArgs, config: &Config, guests: tokio::runtime::Handle) 
 
     let (stop, stopped) = watch::channel(StopLevel::Run);
     let surroundings: Arc<dyn Surroundings> = Arc::new(System::new());
-    let catalog = Arc::new(DirectoryCatalog::new(Arc::clone(&registry)));
+    let catalog: Arc<dyn Catalog> = Arc::new(DirectoryCatalog::new(Arc::clone(&registry)));
     let host_config = host_config(config);
     text::note(format!(
         "warp-host {} runs jobs of {} with {} workers on {}, plugins from {}; stop with SIGTERM or Ctrl-C",
         env!("CARGO_PKG_VERSION"),
-        host_config.queues.join(", "),
-        host_config.workers,
-        path.display(),
+        config.queues.value.join(", "),
+        config.workers.value,
+        opened.name,
         plugins_dir.display(),
     ));
-    let host = Host::new(host_config, Arc::<SqliteStore>::clone(&store), catalog, surroundings, guests, stopped);
+    if let Some(budget) = opened.budget {
+        let pool = config.database.pool.value;
+        text::note(format!(
+            "it opens at most {budget} connections (a pool of {pool} and {}), and takes slots by {} locks",
+            budget - pool,
+            opened.locks.name()
+        ));
+    }
+    let workers = config.workers.value;
+    let host = Host::new(host_config, Arc::clone(&store), Arc::clone(&catalog), Arc::clone(&surroundings), guests, stopped);
     let numbers = host.numbers();
     let signals = tokio::spawn(listen(stop.clone()));
     let idle = args.until_idle.then(|| tokio::spawn(stop_when_idle(stop.clone(), store, Arc::clone(&plugins), registry)));
+    let http = server.map(|server| tokio::spawn(server.serve(sources(opened, numbers.clone(), catalog, surroundings, workers))));
     let begin = Instant::now();
     let Stopped { abandoned, deregistered } = host.run().await?;
     signals.abort();
-    if let Some(idle) = idle {
-        idle.abort();
+    for task in [idle.map(|task| task.abort_handle()), http.map(|task| task.abort_handle())].into_iter().flatten() {
+        task.abort();
     }
     drop(plugins);
     let report = numbers.report();
@@ -83,6 +94,30 @@ async fn serve(args: &RunArgs, config: &Config, guests: tokio::runtime::Handle) 
         text::note(format!("{} handed back, uncharged", text::count(abandoned as u64, "run")));
     }
     Ok(())
+}
+
+/// Before anything else, so that an address in use stops the start and not a host that runs.
+async fn listen_http(config: &Config) -> Outcome<Option<Server>> {
+    let Some(address) = config.http.value else { return Ok(None) };
+    let failed = |error| Failure::new(Exit::Runtime, format!("failed to listen on {address} (from {}): {error}", config.http.origin));
+    let server = Server::bind(address, Limits::default()).await.map_err(failed)?;
+    text::note(format!("metrics and probes at http://{}", server.address().map_err(failed)?));
+    Ok(Some(server))
+}
+
+fn sources(opened: Opened, numbers: Numbers, catalog: Arc<dyn Catalog>, surroundings: Arc<dyn Surroundings>, workers: u32) -> Sources {
+    let Opened { store, kind, name: _, locks, pool, budget: _ } = opened;
+    Sources {
+        store,
+        numbers,
+        catalog,
+        surroundings,
+        pool,
+        workers,
+        version: env!("CARGO_PKG_VERSION"),
+        database: kind,
+        locks: locks.name(),
+    }
 }
 
 /// What this host did, for whoever looks into how it did it.
@@ -106,8 +141,14 @@ fn log_numbers(report: &HostReport) {
 fn host_config(config: &Config) -> HostConfig {
     let name = format!("{}:{}", machine_name(), std::process::id());
     let lease = config.lease.value;
+    let group = |queues: &[String], workers| WorkerGroup { queues: queues.to_vec(), workers };
+    let groups = if config.groups.is_empty() {
+        vec![group(&config.queues.value, config.workers.value)]
+    } else {
+        config.groups.iter().map(|(Group { name: _, queues, count }, _)| group(queues, *count)).collect()
+    };
     HostConfig {
-        queues: config.queues.value.clone(),
+        groups,
         prefetch_limit: config.prefetch.value,
         lease,
         // Three renewals fit into a lease, as with the default of 15 s and 5 s.
@@ -141,7 +182,7 @@ async fn listen(stop: watch::Sender<StopLevel>) -> std::io::Result<()> {
 }
 
 /// Stops the host when nothing is left that it runs or could run.
-async fn stop_when_idle(stop: watch::Sender<StopLevel>, store: Arc<SqliteStore>, plugins: Arc<PluginDir>, registry: Arc<Registry>) {
+async fn stop_when_idle(stop: watch::Sender<StopLevel>, store: Arc<dyn Store>, plugins: Arc<PluginDir>, registry: Arc<Registry>) {
     plugins.settled().await;
     loop {
         tokio::time::sleep(Duration::from_millis(200)).await;

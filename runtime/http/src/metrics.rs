@@ -186,10 +186,11 @@ impl Out<'_> {
     }
 
     fn overview(&mut self, overview: &Overview) -> fmt::Result {
-        let Overview { states, parked, counters } = overview;
+        let Overview { states, parked, counters, paused_queues } = overview;
         let rows = states.iter().map(|(state, jobs)| ([("state", state.name())], *jobs as f64));
         self.gauges("jobs", "Jobs in the database", rows)?;
         self.gauge("jobs_parked", "Enqueued jobs that wait for a key", *parked as f64)?;
+        self.gauge("queues_paused", "Queues that an operator has paused", paused_queues.len() as f64)?;
         let counted = counters.iter().map(|(name, value)| {
             let name = name.strip_prefix("stats:").unwrap_or(name);
             let (what, reason) = name.split_once(':').unwrap_or((name, ""));
@@ -273,6 +274,7 @@ mod tests {
             states: BTreeMap::from([(State::Enqueued, 7), (State::Failed, 1)]),
             parked: 3,
             counters: BTreeMap::from([("stats:succeeded".to_owned(), 5), ("stats:requeued:concurrency".to_owned(), 6)]),
+            paused_queues: BTreeMap::new(),
         };
         let keys = vec![KeyWait { waiting: 3, held: 1, oldest: Duration::from_secs(90) }];
         insta::assert_snapshot!(render(seen(DatabaseSeen::Answered { overview, keys })));

@@ -10,7 +10,7 @@ use crate::plugins;
 /// The command line.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Given to `warp-host run`
+    /// Given to `warp-host run`, such as `--database-url postgres://USER@HOST/NAME`
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGS")]
     rest: Vec<String>,
 }
@@ -42,14 +42,18 @@ pub fn run(root: &Path, args: &Args) -> Result<ExitCode> {
     plugins::run(root, &plugins::Args::everything())?;
     std::fs::create_dir_all(root.join("examples/inputs/out"))?;
     let host = format!("target/release/warp-host --config {CONFIG}");
-    println!("\nThe host starts now. In another terminal, in this directory:\n");
+    let elsewhere = args.rest.iter().any(|arg| arg.starts_with("--database-url"));
+    // The URL may hold a password, so it is not repeated.
+    let first = if elsewhere { ", with WARP_DATABASE_URL set to the URL that you gave" } else { "" };
+    println!("\nThe host starts now. In another terminal, in this directory{first}:\n");
     for (contract, payload) in TRY {
         println!("  {host} enqueue {contract} {payload}");
     }
     println!("\nThen look at them (Ctrl-C here stops the host):\n");
     println!("  {host} jobs list\n  {host} jobs show ID\n");
     let mut run = Command::new(root.join("target/release/warp-host"));
-    run.args(["--config", CONFIG, "run", "--plugins", "plugins"]).args(&args.rest).current_dir(root);
+    // Somebody who tries the product has one host, whose schema may be made as it starts.
+    run.args(["--config", CONFIG, "run", "--plugins", "plugins", "--migrate"]).args(&args.rest).current_dir(root);
     become_it(run)
 }
 

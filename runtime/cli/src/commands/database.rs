@@ -1,111 +1,123 @@
-//! Opening, creating and copying the database.
-//!
-//! What must stay true: a command that only looks never creates a database, because a mistyped name would then
-//! look like an empty one. `run` and `migrate` create it.
+//! `migrate` and `backup`: making a database, bringing it up to date, copying it.
 
-use std::path::PathBuf;
+use std::path::Path;
 
+use warp_store_postgres::{ConnectSettings, LockKind};
 use warp_store_sqlite::{OpenOptions, SqliteStore};
 
-use crate::args::{BackupArgs, MigrateArgs};
-use crate::config::{Config, without_password};
+use crate::args::{BackupArgs, Locks, MigrateArgs};
+use crate::config::Config;
 use crate::failure::{Exit, Failure, Outcome};
 use crate::progress::Progress;
+use crate::stores::{self, Place};
 use crate::{json, text};
-
-/// The SQLite file that the settings name.
-///
-/// # Errors
-/// Another kind of database, or no path.
-pub fn file(config: &Config) -> Outcome<PathBuf> {
-    let url = &config.database_url.value;
-    let refuse = |why: String| Failure::usage(format!("{} (from {}): {why}", without_password(url), config.database_url.origin));
-    let Some((scheme, rest)) = url.split_once(':') else {
-        return Err(refuse(format!("is not a database URL; write `sqlite:{url}` for a file")));
-    };
-    match scheme {
-        "sqlite" => {}
-        "postgres" | "postgresql" | "sqlserver" | "mssql" => {
-            return Err(refuse(format!("{scheme} is not supported by this version; write `sqlite:PATH`")));
-        }
-        other => return Err(refuse(format!("`{other}` is no kind of database that is known; write `sqlite:PATH`"))),
-    }
-    let path = rest.strip_prefix("//").unwrap_or(rest);
-    match path {
-        "" => Err(refuse("has no path; write `sqlite:PATH`".to_owned())),
-        ":memory:" => Err(refuse("a database in memory would be gone with each command; write `sqlite:PATH`".to_owned())),
-        path => Ok(PathBuf::from(path)),
-    }
-}
-
-/// Opens a database that exists and is up to date.
-///
-/// # Errors
-/// With the file and what to do.
-pub async fn open(config: &Config) -> Outcome<SqliteStore> {
-    let path = file(config)?;
-    if !path.exists() {
-        let message = match path.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() && !parent.exists() => {
-                format!("the directory {} does not exist", parent.display())
-            }
-            _ => format!(
-                "there is no database {} (from {}); `warp-host migrate` creates it, and `warp-host run` does so by itself",
-                path.display(),
-                config.database_url.origin
-            ),
-        };
-        return Err(Failure::new(Exit::Unavailable, message));
-    }
-    Ok(SqliteStore::open(OpenOptions { path, create: false, migrate: false }).await?)
-}
 
 /// `migrate`.
 ///
 /// # Errors
 /// A database that is newer than this build or no database, or what the store says.
 pub async fn migrate(args: &MigrateArgs, config: &Config) -> Outcome {
-    let path = file(config)?;
+    match stores::place(config)? {
+        Place::Sqlite(path) => migrate_file(args, config, &path).await,
+        Place::Postgres(settings) => migrate_server(args, config, &settings).await,
+    }
+}
+
+async fn migrate_file(args: &MigrateArgs, config: &Config, path: &Path) -> Outcome {
+    if args.sql {
+        return print_sql(warp_store_sqlite::MIGRATIONS.iter().copied());
+    }
+    if args.locks == Some(Locks::Session) {
+        return Err(Failure::new(Exit::Refused, "a SQLite file keeps its slots in a ledger; session locks need PostgreSQL"));
+    }
     let existed = path.exists();
     let names: Vec<&str> = if args.dry_run && !existed {
         warp_store_sqlite::MIGRATIONS.iter().map(|(name, _)| *name).collect()
     } else {
-        warp_store_sqlite::migrate(&path, args.dry_run).await?
+        warp_store_sqlite::migrate(path, args.dry_run).await?
     };
-    if config.json {
-        return text::print_json(&json::Migrated {
-            database: path.display().to_string(),
-            created: !existed && !args.dry_run,
-            dry_run: args.dry_run,
-            migrations: names.iter().map(|name| (*name).to_owned()).collect(),
-        });
+    let done = Migration {
+        database: path.display().to_string(),
+        created: (!existed).then(|| path.display().to_string()),
+        names: names.iter().map(|name| (*name).to_owned()).collect(),
+    };
+    done.say(args, config, || print_sql(warp_store_sqlite::MIGRATIONS.iter().copied().filter(|(name, _)| names.contains(name))))
+}
+
+async fn migrate_server(args: &MigrateArgs, config: &Config, settings: &ConnectSettings) -> Outcome {
+    // A setting is a wish like the flag: a new database gets what its hosts are going to expect.
+    let locks = args.locks.or(config.database.locks.value).map(stores::kind_of);
+    let script = |version| warp_store_postgres::migration_sql(&settings.schema, locks.unwrap_or(LockKind::Ledger), version);
+    if args.sql {
+        return text::print(script(0)?);
     }
-    if args.dry_run {
-        for (name, sql) in warp_store_sqlite::MIGRATIONS.iter().filter(|(name, _)| names.contains(name)) {
-            text::print(format!("-- {name}\n{sql}"))?;
+    let before = warp_store_postgres::schema_version(settings).await?;
+    let names = warp_store_postgres::migrate(settings, locks, args.dry_run).await?;
+    let names: Vec<String> = names.into_iter().map(str::to_owned).collect();
+    let database = stores::shown(settings);
+    let created = (before == 0 && !names.is_empty()).then(|| format!("the schema {} in {}", settings.schema, stores::address(settings)));
+    let done = Migration { database, created, names };
+    let any = !done.names.is_empty();
+    done.say(args, config, || if any { text::print(script(before)?) } else { Ok(()) })
+}
+
+/// What `migrate` did, or would do.
+struct Migration {
+    database: String,
+    /// What was made, if it was not there.
+    created: Option<String>,
+    names: Vec<String>,
+}
+
+impl Migration {
+    fn say(self, args: &MigrateArgs, config: &Config, print_sql: impl FnOnce() -> Outcome) -> Outcome {
+        let Migration { database, created, names } = self;
+        if config.json {
+            return text::print_json(&json::Migrated {
+                database,
+                created: created.is_some() && !args.dry_run,
+                dry_run: args.dry_run,
+                migrations: names,
+            });
         }
-        if names.is_empty() {
-            text::note(format!("{} is up to date", path.display()));
+        if args.dry_run {
+            print_sql()?;
+            if names.is_empty() {
+                text::note(format!("{database} is up to date"));
+            }
+            return Ok(());
         }
-        return Ok(());
+        text::print(match (created, names.is_empty()) {
+            (Some(what), _) => format!("created {what}"),
+            (None, true) => format!("{database} is up to date"),
+            (None, false) => format!("{database}: applied {}", names.join(", ")),
+        })
     }
-    text::print(match (existed, names.is_empty()) {
-        (false, _) => format!("created {}", path.display()),
-        (true, true) => format!("{} is up to date", path.display()),
-        (true, false) => format!("{}: applied {}", path.display(), names.join(", ")),
-    })
+}
+
+fn print_sql(migrations: impl IntoIterator<Item = (&'static str, &'static str)>) -> Outcome {
+    migrations.into_iter().try_for_each(|(name, sql)| text::print(format!("-- {name}\n{sql}")))
 }
 
 /// `backup`.
 ///
 /// # Errors
-/// An existing target, or what the store says.
+/// An existing target, a database on a server, or what the store says.
 pub async fn backup(args: &BackupArgs, config: &Config) -> Outcome {
-    let path = file(config)?;
+    let path = match stores::place(config)? {
+        Place::Sqlite(path) => path,
+        Place::Postgres(settings) => {
+            let schema = &settings.schema;
+            return Err(Failure::new(
+                Exit::Refused,
+                format!("a database on a server is copied by its own tools: `pg_dump --format=custom --schema={schema}`, and `pg_restore`"),
+            ));
+        }
+    };
     if args.out.exists() {
         return Err(Failure::new(Exit::Refused, format!("{} exists already; name another file", args.out.display())));
     }
-    let store = open(config).await?;
+    let store = SqliteStore::open(OpenOptions { path: stores::existing(path.clone(), config)?, create: false, migrate: false }).await?;
     let progress = Progress::spinner(format!("copying {}", path.display()));
     let copied = store.backup(&args.out).await;
     progress.finish();

@@ -251,6 +251,11 @@ fn waiting_lines(waiting: &Waiting, queue: &str, stamp: Option<&Stamp>, now: Uni
         Waiting::ForHost => {
             vec!["no live host runs its contract; start one with a plugin for it (`warp-host hosts list`, `warp-host plugins`)".to_owned()]
         }
+        Waiting::Paused(pause) => vec![format!(
+            "its queue `{queue}` is paused by {} for {} (`warp-host queues resume {queue}`)",
+            pause.by,
+            text::age(pause.at, now)
+        )],
         Waiting::ForKey { key, place, limit, limit_is_admin, refusal } => {
             let mut lines =
                 vec![format!("it waits for the key `{}`: {refusal}", key.key), format!("place        {place} of {} in line", key.waiting)];

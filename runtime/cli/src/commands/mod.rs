@@ -3,9 +3,12 @@
 
 pub mod attempt;
 pub mod database;
+pub mod doctor;
 pub mod enqueue;
 pub mod jobs;
 pub mod keys;
+pub mod locks;
 pub mod overview;
+pub mod pauses;
 pub mod plugin_files;
 pub mod project;

@@ -1,30 +1,10 @@
-//! `hosts` and `status`: the whole at a glance.
+//! `status`: the whole at a glance.
 
-use warp_domain::UnixMillis;
 use warp_domain::ending::State;
-use warp_store::{HostSeen, Store};
+use warp_store::Store;
 
 use crate::failure::Outcome;
 use crate::{json, text};
-
-/// `hosts list`.
-///
-/// # Errors
-/// What the store says.
-pub async fn hosts(store: &dyn Store, as_json: bool, now: UnixMillis) -> Outcome {
-    let hosts = store.hosts().await?;
-    if as_json {
-        return text::print_json(&hosts.iter().map(json::Host::from).collect::<Vec<_>>());
-    }
-    if hosts.is_empty() {
-        text::note("no host is registered; `warp-host run` starts one");
-        return Ok(());
-    }
-    let row = |host: &HostSeen| {
-        [host.name.clone(), host.running.to_string(), text::age(host.started_at, now), format!("{} ago", text::age(host.renewed_at, now))]
-    };
-    text::print(text::table(["HOST", "RUNNING", "UP FOR", "LAST HEARD"], hosts.iter().map(row)))
-}
 
 /// `status`.
 ///
@@ -48,6 +28,9 @@ pub async fn status(store: &dyn Store, as_json: bool) -> Outcome {
     if !overview.counters.is_empty() {
         let rows = overview.counters.iter().map(|(name, value)| [name.clone(), value.to_string()]);
         text::print(format!("\n{}", text::table(["COUNTER", "VALUE"], rows)))?;
+    }
+    for (queue, pause) in &overview.paused_queues {
+        text::print(format!("\nthe queue `{}` is paused by {}", text::line(queue), text::line(&pause.by)))?;
     }
     let served: Vec<_> = served.iter().map(|name| text::line(name)).collect();
     text::print(if served.is_empty() {

@@ -74,7 +74,7 @@ impl Site {
     /// With the database at this place, and more settings.
     fn on(ground: Ground, database: &str, settings: &str) -> Self {
         let cache = target().join("test-cache");
-        ground.write("warp.toml", format!("cache = {cache:?}\ndatabase_url = \"sqlite:{database}\"\n{settings}"));
+        ground.write("warp.toml", format!("cache = {cache:?}\ndatabase.url = \"sqlite:{database}\"\n{settings}"));
         ground.run(&["migrate"]).good();
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
         let store = runtime.block_on(SqliteStore::open(OpenOptions::new(ground.path(database)))).expect("opens");

@@ -9,10 +9,21 @@ use crate::{Ground, settled};
 
 const NOBODY: &str = "0192d4e0-1b2c-7def-8123-456789abcdef";
 
-fn ground() -> Ground {
-    let ground = Ground::new();
-    ground.run(&["migrate"]).good();
-    ground
+on_each_database! {
+    a_payload_is_stored_exactly_however_it_is_given
+    a_contract_that_nobody_runs_is_warned_about
+    bad_input_is_refused_before_anything_is_stored
+    a_batch_answers_line_by_line_and_a_bad_line_refuses_only_itself
+    many_of_the_same_are_as_many_as_asked_for
+    a_unique_job_is_enqueued_once
+    what_is_declared_at_enqueue_is_shown_with_its_source
+    lists_are_filtered_and_paged
+    a_job_says_why_it_waits_and_what_would_change_that
+    a_key_that_nobody_uses_any_more_has_no_limit_of_its_own
+    what_a_guest_wrote_cannot_steer_a_terminal
+    ended_jobs_show_result_error_history_and_digest
+    commands_on_jobs_say_what_they_did_and_codes_say_whether
+    instants_are_in_utc_with_milliseconds
 }
 
 fn enqueue(ground: &Ground, args: &[&str]) -> String {
@@ -23,34 +34,28 @@ fn show(ground: &Ground, id: &str) -> serde_json::Value {
     ground.run(&["jobs", "show", id, "--json"]).json()
 }
 
-#[test]
-fn a_payload_is_stored_exactly_however_it_is_given() {
-    let ground = ground();
+fn a_payload_is_stored_exactly_however_it_is_given(ground: &Ground) {
     let payload = "{ \"b\":1e2,\"a\" : \"\\u00e4 漢\" }";
     ground.write("payload.json", payload);
-    let by_flag = enqueue(&ground, &["--payload", payload]);
-    let by_file = enqueue(&ground, &["--payload-file", "payload.json"]);
+    let by_flag = enqueue(ground, &["--payload", payload]);
+    let by_file = enqueue(ground, &["--payload-file", "payload.json"]);
     let by_pipe = ground.run_with(&["enqueue", "c", "-"], payload.as_bytes()).good().trim().to_owned();
     for id in [&by_flag, &by_file, &by_pipe] {
-        assert_eq!(show(&ground, id)["payload"], payload);
+        assert_eq!(show(ground, id)["payload"], payload);
     }
     let listed = ground.run(&["jobs", "list", "--json"]).json();
     let ids: Vec<_> = listed.as_array().expect("a list").iter().map(|job| job["id"].as_str().expect("text")).collect();
     assert_eq!(ids, [by_pipe.as_str(), by_file.as_str(), by_flag.as_str()], "newest first");
 }
 
-#[test]
-fn a_contract_that_nobody_runs_is_warned_about() {
-    let ground = ground();
+fn a_contract_that_nobody_runs_is_warned_about(ground: &Ground) {
     let stderr = ground.run(&["enqueue", "c", "--payload", "{}"]).stderr;
     assert!(stderr.starts_with("warning: no live host runs `c`; the job stays Enqueued until one does"), "{stderr}");
-    let _stage = Stage::new(&ground, "c");
+    let _stage = Stage::new(ground, "c");
     assert_eq!(ground.run(&["enqueue", "c", "--payload", "{}"]).stderr, "");
 }
 
-#[test]
-fn bad_input_is_refused_before_anything_is_stored() {
-    let ground = ground();
+fn bad_input_is_refused_before_anything_is_stored(ground: &Ground) {
     let deep = "[".repeat(200) + &"]".repeat(200);
     for (args, why) in [
         (&["--payload", "{"][..], "the payload is not JSON: "),
@@ -75,9 +80,7 @@ fn bad_input_is_refused_before_anything_is_stored() {
     assert_eq!(ground.run(&["jobs", "list", "--json"]).good(), "[]\n");
 }
 
-#[test]
-fn a_batch_answers_line_by_line_and_a_bad_line_refuses_only_itself() {
-    let ground = ground();
+fn a_batch_answers_line_by_line_and_a_bad_line_refuses_only_itself(ground: &Ground) {
     ground.write("rows.jsonl", b"{\"n\": 1}\n\n{\"n\": \n\xff\xfe\n{\"n\": 2}".as_slice());
     let ended = ground.run(&["enqueue", "c", "--batch", "rows.jsonl", "--json"]);
     assert_eq!(ended.code, 4, "{}", ended.stderr);
@@ -90,19 +93,15 @@ fn a_batch_answers_line_by_line_and_a_bad_line_refuses_only_itself() {
     assert_eq!(ground.run(&["jobs", "list", "--json"]).json().as_array().map(Vec::len), Some(2));
 }
 
-#[test]
-fn many_of_the_same_are_as_many_as_asked_for() {
-    let ground = ground();
+fn many_of_the_same_are_as_many_as_asked_for(ground: &Ground) {
     let ids = ground.run(&["enqueue", "c", "--payload", "{}", "--count", "2500"]).good();
     let ids: std::collections::HashSet<_> = ids.lines().collect();
     assert_eq!(ids.len(), 2500);
     assert_eq!(ground.run(&["status", "--json"]).json()["states"]["Enqueued"], 2500);
 }
 
-#[test]
-fn a_unique_job_is_enqueued_once() {
-    let ground = ground();
-    let first = enqueue(&ground, &["--payload", "{}", "--unique", "u"]);
+fn a_unique_job_is_enqueued_once(ground: &Ground) {
+    let first = enqueue(ground, &["--payload", "{}", "--unique", "u"]);
     let again = ground.run(&["enqueue", "c", "--payload", "{}", "--unique", "u"]);
     assert!(again.stderr.contains("a job with that unique key has not ended yet"), "{}", again.stderr);
     assert_eq!(again.good().trim(), first);
@@ -111,11 +110,9 @@ fn a_unique_job_is_enqueued_once() {
     ground.run(&["enqueue", "c", "--payload", "{}", "--unique", "u", "--count", "2"]).bad(2);
 }
 
-#[test]
-fn what_is_declared_at_enqueue_is_shown_with_its_source() {
-    let ground = ground();
+fn what_is_declared_at_enqueue_is_shown_with_its_source(ground: &Ground) {
     let id = enqueue(
-        &ground,
+        ground,
         &[
             "--payload",
             "{\"id\": 7}",
@@ -139,17 +136,15 @@ fn what_is_declared_at_enqueue_is_shown_with_its_source() {
             "slow",
         ],
     );
-    insta::assert_snapshot!("scheduled-json", shape(&show(&ground, &id)));
-    let at = enqueue(&ground, &["--payload", "{}", "--at", "2100-01-01T00:00:00+01:00"]);
-    assert_eq!(show(&ground, &at)["due"], "2099-12-31T23:00:00.000Z");
+    insta::assert_snapshot!("scheduled-json", shape(&show(ground, &id)));
+    let at = enqueue(ground, &["--payload", "{}", "--at", "2100-01-01T00:00:00+01:00"]);
+    assert_eq!(show(ground, &at)["due"], "2099-12-31T23:00:00.000Z");
     ground.run(&["enqueue", "c", "--payload", "{}", "--at", "tomorrow"]).bad(2);
 }
 
-#[test]
-fn lists_are_filtered_and_paged() {
-    let ground = ground();
-    let ids: Vec<_> = (0..5).map(|n| enqueue(&ground, &["--payload", &n.to_string()])).collect();
-    enqueue(&ground, &["--payload", "{}", "--queue", "other", "--delay", "1h"]);
+fn lists_are_filtered_and_paged(ground: &Ground) {
+    let ids: Vec<_> = (0..5).map(|n| enqueue(ground, &["--payload", &n.to_string()])).collect();
+    enqueue(ground, &["--payload", "{}", "--queue", "other", "--delay", "1h"]);
     let list = |args: &[&str]| {
         let jobs = ground.run(&[&["jobs", "list", "--json"], args].concat()).json();
         jobs.as_array().expect("a list").iter().map(|job| job["id"].as_str().expect("text").to_owned()).collect::<Vec<_>>()
@@ -166,12 +161,10 @@ fn lists_are_filtered_and_paged() {
     assert!(stderr.contains("the states are Scheduled, Enqueued"), "{stderr}");
 }
 
-#[test]
-fn a_job_says_why_it_waits_and_what_would_change_that() {
-    let ground = ground();
-    let stage = Stage::new(&ground, "c");
-    let ids: Vec<_> = (0..3).map(|n| enqueue(&ground, &["--payload", &n.to_string(), "--mutex", "k", "--mode", "wait"])).collect();
-    let ready = show(&ground, &ids[0]);
+fn a_job_says_why_it_waits_and_what_would_change_that(ground: &Ground) {
+    let stage = Stage::new(ground, "c");
+    let ids: Vec<_> = (0..3).map(|n| enqueue(ground, &["--payload", &n.to_string(), "--mutex", "k", "--mode", "wait"])).collect();
+    let ready = show(ground, &ids[0]);
     assert_eq!(ready["waiting"]["for"], "worker", "{ready}");
     let text = ground.run(&["jobs", "show", &ids[0]]).good();
     assert!(text.contains("none of their hosts takes the queue `default` (`warp-host run --queues default`)"), "{text}");
@@ -180,7 +173,7 @@ fn a_job_says_why_it_waits_and_what_would_change_that() {
     let holder = claimed[0].id.to_string();
     let waiters: Vec<_> = ids.iter().filter(|id| **id != holder).collect();
 
-    let waiting = show(&ground, waiters[0]);
+    let waiting = show(ground, waiters[0]);
     insta::assert_snapshot!("waiting-json", shape(&waiting));
     let text = ground.run(&["jobs", "show", waiters[0]]).good();
     assert!(text.contains("it waits for the key `k`"), "{text}");
@@ -195,12 +188,12 @@ fn a_job_says_why_it_waits_and_what_would_change_that() {
     assert_eq!(ground.run(&["jobs", "list", "--key", "k", "--json"]).json().as_array().map(Vec::len), Some(3));
 
     // A running job is shown as such, with the policy on its row and where it came from.
-    insta::assert_snapshot!("running-json", shape(&show(&ground, &holder)));
+    insta::assert_snapshot!("running-json", shape(&show(ground, &holder)));
 
     let set = ground.run(&["limits", "set", "k", "0"]);
     assert!(set.stderr.contains("nobody is stopped"), "{}", set.stderr);
     assert_eq!(set.good(), "`k` is paused: nothing new starts, nobody is skipped\n");
-    let waiting = show(&ground, waiters[0]);
+    let waiting = show(ground, waiters[0]);
     assert_eq!((&waiting["waiting"]["limit"], &waiting["waiting"]["limit_from"]), (&0.into(), &"admin".into()), "{waiting}");
     insta::assert_snapshot!("limits-json", shape(&ground.run(&["limits", "list", "--json"]).json()));
     ground.run(&["limits", "remove", "k"]).good();
@@ -208,11 +201,9 @@ fn a_job_says_why_it_waits_and_what_would_change_that() {
     ground.run(&["keys", "show", "other"]).bad(3);
 }
 
-#[test]
-fn a_key_that_nobody_uses_any_more_has_no_limit_of_its_own() {
-    let ground = ground();
-    let stage = Stage::new(&ground, "c");
-    enqueue(&ground, &["--payload", "{}", "--mutex", "k"]);
+fn a_key_that_nobody_uses_any_more_has_no_limit_of_its_own(ground: &Ground) {
+    let stage = Stage::new(ground, "c");
+    enqueue(ground, &["--payload", "{}", "--mutex", "k"]);
     let run = stage.claim(1).remove(0);
     stage.settle(&run, Ending::Completed { result: None }, &[]);
     let text = ground.run(&["keys", "show", "k"]).good();
@@ -221,11 +212,9 @@ fn a_key_that_nobody_uses_any_more_has_no_limit_of_its_own() {
     assert!(stderr.contains("\"many\" is not a number from 0 to 4294967295"), "{stderr}");
 }
 
-#[test]
-fn what_a_guest_wrote_cannot_steer_a_terminal() {
-    let ground = ground();
-    let stage = Stage::new(&ground, "c");
-    let id = enqueue(&ground, &["--payload", "{}"]);
+fn what_a_guest_wrote_cannot_steer_a_terminal(ground: &Ground) {
+    let stage = Stage::new(ground, "c");
+    let id = enqueue(ground, &["--payload", "{}"]);
     let run = stage.claim(1).remove(0);
     let hostile = "\u{1b}[2J\u{1b}]0;owned\u{7} \u{202e}gnp.exe\r";
     stage.settle(&run, Ending::Completed { result: Some(hostile.to_owned()) }, &[("stdout", hostile), ("info", "plain")]);
@@ -245,14 +234,12 @@ fn what_a_guest_wrote_cannot_steer_a_terminal() {
     ground.run(&["jobs", "logs", NOBODY]).bad(3);
 }
 
-#[test]
-fn ended_jobs_show_result_error_history_and_digest() {
-    let ground = ground();
-    let stage = Stage::new(&ground, "c");
-    let id = enqueue(&ground, &["--payload", "{}"]);
+fn ended_jobs_show_result_error_history_and_digest(ground: &Ground) {
+    let stage = Stage::new(ground, "c");
+    let id = enqueue(ground, &["--payload", "{}"]);
     let run = stage.claim(1).remove(0);
     stage.settle(&run, Ending::Failed { message: "no such file".to_owned(), reason: FailedReason::Permanent }, &[]);
-    let failed = show(&ground, &id);
+    let failed = show(ground, &id);
     insta::assert_snapshot!("failed-json", shape(&failed));
     let text = ground.run(&["jobs", "show", &id]).good();
     assert!(
@@ -266,13 +253,11 @@ fn ended_jobs_show_result_error_history_and_digest() {
     assert!(ground.run(&["status"]).good().contains("live hosts run c"));
 }
 
-#[test]
-fn commands_on_jobs_say_what_they_did_and_codes_say_whether() {
-    let ground = ground();
-    let stage = Stage::new(&ground, "c");
-    let waiting = enqueue(&ground, &["--payload", "{}"]);
+fn commands_on_jobs_say_what_they_did_and_codes_say_whether(ground: &Ground) {
+    let stage = Stage::new(ground, "c");
+    let waiting = enqueue(ground, &["--payload", "{}"]);
     assert_eq!(ground.run(&["jobs", "cancel", &waiting]).good(), format!("{waiting}  deleted before it ran\n"));
-    assert_eq!(show(&ground, &waiting)["state"], "Deleted");
+    assert_eq!(show(ground, &waiting)["state"], "Deleted");
     let ended = ground.run(&["jobs", "cancel", &waiting, NOBODY, "--json"]);
     assert_eq!(ended.code, 4);
     assert_eq!(
@@ -283,9 +268,9 @@ fn commands_on_jobs_say_what_they_did_and_codes_say_whether() {
         ])
     );
     assert_eq!(ground.run(&["jobs", "requeue", &waiting]).good(), format!("{waiting}  enqueued again\n"));
-    assert_eq!(show(&ground, &waiting)["state"], "Enqueued");
+    assert_eq!(show(ground, &waiting)["state"], "Enqueued");
     // The history names the person.
-    let audit = show(&ground, &waiting)["audit"].to_string();
+    let audit = show(ground, &waiting)["audit"].to_string();
     assert!(audit.contains("ada"), "{audit}");
 
     assert_eq!(stage.claim(1).len(), 1);
@@ -293,17 +278,15 @@ fn commands_on_jobs_say_what_they_did_and_codes_say_whether() {
     let cancelled = ground.run(&["jobs", "cancel", &waiting]).good();
     assert!(cancelled.contains("its host has been told to stop it"), "{cancelled}");
     ground.run(&["jobs", "delete", NOBODY]).bad(3);
-    let other = enqueue(&ground, &["--payload", "{}"]);
+    let other = enqueue(ground, &["--payload", "{}"]);
     assert_eq!(ground.run(&["jobs", "delete", &other]).good(), format!("{other}  removed\n"));
     ground.run(&["jobs", "show", &other]).bad(3);
 }
 
-#[test]
-fn instants_are_in_utc_with_milliseconds() {
-    let ground = ground();
+fn instants_are_in_utc_with_milliseconds(ground: &Ground) {
     let before = now();
-    let id = enqueue(&ground, &["--payload", "{}"]);
-    let created = show(&ground, &id)["created_at"].as_str().expect("text").to_owned();
+    let id = enqueue(ground, &["--payload", "{}"]);
+    let created = show(ground, &id)["created_at"].as_str().expect("text").to_owned();
     assert!(created.len() == 24 && created.ends_with('Z'), "{created}");
     // The id carries the same time.
     let millis = i64::from_str_radix(&id.replace('-', "")[..12], 16).expect("hexadecimal");

@@ -3,22 +3,42 @@
 //! Each test has a directory of its own, which is the working directory of what it runs, and an environment
 //! without anything of whoever runs the tests.
 
+/// Makes two tests of each function, one for each database. The function is given a database that is up to date.
+macro_rules! on_each_database {
+    ($($test:ident)*) => {
+        mod sqlite {
+            $(#[test] fn $test() { super::$test(&crate::Ground::migrated()) })*
+        }
+        mod postgres {
+            $(#[test] fn $test() { super::$test(&crate::Ground::on_postgres()) })*
+        }
+    };
+}
+
 mod acceptance;
 mod bad_input;
 mod database;
 mod help;
+mod http;
 mod jobs;
+mod pauses;
 mod plugin_files;
+mod postgres;
 mod settings;
 mod stage;
 mod tried;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::Arc;
+
+use warp_store::Store;
 
 /// A directory and the program in it.
 pub(crate) struct Ground {
     dir: tempfile::TempDir,
+    /// `None` is the file `warp.db` of the directory.
+    server: Option<warp_test_servers::Database>,
 }
 
 /// How a command ended.
@@ -54,7 +74,51 @@ impl Ended {
 
 impl Ground {
     pub(crate) fn new() -> Self {
-        Ground { dir: tempfile::tempdir().expect("a temporary directory") }
+        Ground { dir: tempfile::tempdir().expect("a temporary directory"), server: None }
+    }
+
+    /// With a SQLite file that is up to date.
+    pub(crate) fn migrated() -> Self {
+        let ground = Ground::new();
+        ground.run(&["migrate"]).good();
+        ground
+    }
+
+    /// With a database on a server, and nothing in it.
+    pub(crate) fn on_empty_server() -> Self {
+        Ground { server: Some(warp_test_servers::database()), ..Ground::new() }
+    }
+
+    /// With a database on a server that is up to date.
+    pub(crate) fn on_postgres() -> Self {
+        let ground = Ground::on_empty_server();
+        ground.run(&["migrate"]).good();
+        ground
+    }
+
+    /// The database on the server.
+    pub(crate) fn server(&self) -> &warp_test_servers::Database {
+        self.server.as_ref().expect("a test on PostgreSQL")
+    }
+
+    /// Whether the database is on a server.
+    pub(crate) fn on_server(&self) -> bool {
+        self.server.is_some()
+    }
+
+    /// Opens what the program opens, to look at it from the side.
+    pub(crate) async fn store(&self) -> Arc<dyn Store> {
+        match &self.server {
+            None => {
+                let options = warp_store_sqlite::OpenOptions::new(self.path("warp.db"));
+                Arc::new(warp_store_sqlite::SqliteStore::open(options).await.expect("opens"))
+            }
+            Some(server) => {
+                let settings = warp_store_postgres::ConnectSettings::new(server.url());
+                let options = warp_store_postgres::OpenOptions::new(settings);
+                Arc::new(warp_store_postgres::PostgresStore::open(options).await.expect("opens"))
+            }
+        }
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -76,6 +140,9 @@ impl Ground {
         let mut command = Command::new(env!("CARGO_BIN_EXE_warp-host"));
         command.current_dir(self.dir.path()).env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
         command.env("USER", "ada").stdin(Stdio::null());
+        if let Some(server) = &self.server {
+            command.env("WARP_DATABASE_URL", server.url());
+        }
         command
     }
 

@@ -61,16 +61,17 @@ fn a_host_that_ends_when_idle_does_not_wait_for_plugins_that_are_not_there() {
 fn a_database_of_another_kind_is_refused_by_name() {
     let ground = Ground::new();
     // Settings can be looked up all the same, with a word about it.
-    let looked = ground.run(&["run", "--print-config", "--database-url", "postgres://ada:secret@db/jobs"]);
-    assert!(looked.stderr.contains("postgres is not supported by this version"), "{}", looked.stderr);
-    assert!(looked.good().contains("postgres://ada:***@db/jobs"));
-    let stderr = ground.run(&["status", "--database-url", "postgres://ada:secret@db/jobs"]).bad(2);
+    let looked = ground.run(&["run", "--print-config", "--database-url", "sqlserver://ada:secret@db/jobs"]);
+    assert!(looked.stderr.contains("sqlserver is not supported by this version"), "{}", looked.stderr);
+    assert!(looked.good().contains("sqlserver://ada:***@db/jobs"));
+    let stderr = ground.run(&["status", "--database-url", "sqlserver://ada:secret@db/jobs"]).bad(2);
     assert_eq!(
         stderr,
-        "error: postgres://ada:***@db/jobs (from --database-url): postgres is not supported by this version; write `sqlite:PATH`\n"
+        "error: sqlserver://ada:***@db/jobs (from --database-url): sqlserver is not supported by this version; write `sqlite:PATH` or \
+         `postgres://USER@HOST/NAME`\n"
     );
     for (url, why) in [
-        ("sqlserver://db", "sqlserver is not supported by this version"),
+        ("mssql://db", "mssql is not supported by this version"),
         ("warp.db", "is not a database URL; write `sqlite:warp.db` for a file"),
         ("sqlite:", "has no path"),
         ("sqlite::memory:", "a database in memory would be gone with each command"),

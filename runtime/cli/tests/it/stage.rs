@@ -10,7 +10,6 @@ use warp_domain::policy::Declared;
 use warp_domain::resolve::Declarations;
 use warp_domain::{Digest, HostId, UnixMillis};
 use warp_store::{ClaimParams, Claimed, ExchangeParams, HostInfo, Lane, LogLine, RunOutput, Served, Settle, Store};
-use warp_store_sqlite::{OpenOptions, SqliteStore};
 
 use crate::Ground;
 
@@ -20,7 +19,7 @@ pub(crate) const DIGEST: Digest = Digest([0xab; 32]);
 /// A host on a test's database.
 pub(crate) struct Stage {
     runtime: tokio::runtime::Runtime,
-    store: SqliteStore,
+    store: Arc<dyn Store>,
     host: HostId,
     lanes: Arc<[Lane]>,
 }
@@ -42,7 +41,7 @@ impl Stage {
             on_handler: Declared::default(),
         });
         let (store, host) = runtime.block_on(async {
-            let store = SqliteStore::open(OpenOptions::new(ground.path("warp.db"))).await.expect("opens");
+            let store = ground.store().await;
             let info = HostInfo { name: "stage:1".to_owned(), version: "0".to_owned(), now: now() };
             let host = store.register(info).await.expect("registers");
             store.serve(host, vec![Served { declarations: declarations.clone() }]).await.expect("serves");

@@ -22,7 +22,6 @@ use std::time::{Duration, Instant, SystemTime};
 use rustix::process::{Pid, Signal, kill_process};
 use warp_domain::{Digest, JobId};
 use warp_store::{JobDetails, Overview, Store};
-use warp_store_sqlite::{OpenOptions, SqliteStore};
 
 use crate::Ground;
 use crate::stage::now;
@@ -82,7 +81,7 @@ fn wall() -> u64 {
 struct Scene {
     ground: Ground,
     runtime: tokio::runtime::Runtime,
-    store: SqliteStore,
+    store: Arc<dyn Store>,
 }
 
 impl Scene {
@@ -95,7 +94,7 @@ impl Scene {
         }
         ground.write("warp.toml", format!("cache = {:?}\n[grant.ledger]\nfiles = {{ out = \"out\" }}\n", target().join("test-cache")));
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
-        let store = runtime.block_on(SqliteStore::open(OpenOptions::new(ground.path("warp.db")))).expect("opens");
+        let store = runtime.block_on(ground.store());
         Scene { ground, runtime, store }
     }
 

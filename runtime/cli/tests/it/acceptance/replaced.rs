@@ -6,7 +6,7 @@ use std::collections::hash_map::Entry;
 
 use warp_domain::ending::State;
 use warp_domain::policy::{ConcurrencyKind, Mode, Stamp};
-use warp_store::{JobDetails, JobFilter, Store, Waiting};
+use warp_store::{JobDetails, JobFilter, Waiting};
 
 use super::{Host, Scene, ended, size};
 

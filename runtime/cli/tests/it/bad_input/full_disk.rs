@@ -170,7 +170,7 @@ fn start_on_a_full_disk(block: &str) {
     let Some(disk) = Disk::mount(block) else { return };
     let database = disk.point().join("warp.db");
     let ground = Ground::new();
-    ground.write("warp.toml", format!("database_url = \"sqlite:{}\"\n", database.display()));
+    ground.write("warp.toml", format!("database.url = \"sqlite:{}\"\n", database.display()));
     ground.run(&["migrate"]).good();
     let id = ground.run(&["enqueue", "echo", "--payload", "{}"]).good().trim().to_owned();
     // As after a crash of the machine; a process that ends in peace may leave it for the next.

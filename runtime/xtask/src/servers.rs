@@ -4,7 +4,8 @@
 //! What must stay true: no server runs afterwards that did not run before. The cluster ends with this process, whatever
 //! ends it (its guard lives in a process group that Ctrl-C does not reach), and an installation starts nothing.
 //!
-//! What it deliberately does not do: touch a server that the machine runs, or install anything but Debian's packages.
+//! What it deliberately does not do: touch a server that the machine runs or its settings, decide what starts at the next
+//! boot (that stays as the packages set it), or install anything but Debian's packages.
 
 use std::process::Command;
 
@@ -45,7 +46,7 @@ pub fn install() -> Result<()> {
     let packages = packages.join(" ");
     let by_hand = format!("install {packages} (PostgreSQL 15 or later), or set WARP_TEST_PG_BIN and WARP_TEST_PGBOUNCER");
     if !succeeds("apt-get", &["--version"]) {
-        bail!("{packages} missing and no apt-get here to install it: {by_hand}");
+        bail!("missing: {packages}, and there is no apt-get to install it: {by_hand}");
     }
     let mut install = if is_root() {
         Command::new("sh")
@@ -54,13 +55,13 @@ pub fn install() -> Result<()> {
         sudo.args(["-n", "sh"]);
         sudo
     } else {
-        bail!("{packages} missing, and this is neither root nor does sudo work without a password: {by_hand}");
+        bail!("missing: {packages}, and this is neither root nor does sudo work without a password: {by_hand}");
     };
     println!("Installing {packages} …");
     let status = install.args(["-c", INSTALL, "install"]).args(packages.split(' ')).status().context("failed to start apt-get")?;
     let left = missing();
     if !status.success() || !left.is_empty() {
-        bail!("apt-get ended with {status}; still missing: {}: {by_hand}", left.join(" "));
+        bail!("apt-get ended with {status}, still missing: {}: {by_hand}", left.join(" "));
     }
     Ok(())
 }

@@ -70,7 +70,10 @@ pub fn run(root: &Path, args: &Args) -> Result<ExitCode> {
     if args.package.is_none()
         && let Err(error) = servers::install()
     {
-        broken.push(format!("servers for tests: {error:#}"));
+        // Said now as well: the end may be half an hour away.
+        let what = format!("servers for tests: {error:#}");
+        println!("broken: {what}");
+        broken.push(what);
     }
     // Without it each test process starts one of its own, or says why it cannot.
     let server = servers::Server::start();

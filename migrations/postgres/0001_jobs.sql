@@ -7,9 +7,7 @@
 --
 -- Times are milliseconds since 1970 (UTC). No foreign keys: rows move only through the functions of this schema, and
 -- a check per row would cost the hot path more than it could ever catch. The schema is called `warp` here; another
--- name is put in its place when it is installed.
-
-CREATE SCHEMA IF NOT EXISTS warp;
+-- name is put in its place when it is installed. It exists by then: whoever may not create schemas is given one.
 
 -- One row: what is true of the database as a whole. `locks` is the kind of its slots, 'ledger' or 'session'.
 CREATE TABLE warp.setting (

@@ -524,7 +524,7 @@ impl Db {
         };
         if !fault.ends_connection() {
             pool.give_back(lease);
-        } else if !fault.may_pass_again() {
+        } else {
             pool.forget_idle();
         }
         Err(fault)

@@ -90,9 +90,10 @@ impl Fault {
         self.ends_connection
     }
 
-    /// Whether the server rolled the statement back because of others, so that the same statement may pass now.
+    /// Whether the server rolled the statement back because of others, or refused it because a migration has changed what
+    /// it was prepared for, so that the same statement may pass now.
     pub(crate) fn may_pass_again(&self) -> bool {
-        self.code().is_some_and(|code| matches!(code, "40P01" | "40001" | "55P03") || is_stale(code))
+        self.code().is_some_and(|code| matches!(code, "40P01" | "40001" | "55P03" | "0A000"))
     }
 
     /// The error for the caller of `op`.

@@ -9,6 +9,7 @@
 
 use std::fmt;
 use std::hash::{BuildHasher as _, RandomState};
+use std::pin::pin;
 use std::time::Duration;
 
 use sqlx::postgres::PgConnection;
@@ -90,8 +91,8 @@ pub async fn pooling(settings: &ConnectSettings) -> warp_store::Result<(Pooling,
     Ok((pooling, evidence))
 }
 
-/// Runs the test with two new connections, within five seconds once they are made. Dropped, it leaves nothing behind:
-/// the server rolls back what a client that has gone had open.
+/// Runs the test with two new connections, within five seconds once the first statement was answered. Dropped, it leaves
+/// nothing behind: the server rolls back what a client that has gone had open.
 pub(crate) async fn probe(connector: &Connector, suffix: &str) -> Result<Probed, Fault> {
     let mut a = connector.connect(suffix).await?;
     let mut b = match connector.connect(suffix).await {
@@ -101,67 +102,109 @@ pub(crate) async fn probe(connector: &Connector, suffix: &str) -> Result<Probed,
             return Err(fault);
         }
     };
-    let found = |pooling, evidence: String| Probed { pooling, evidence, starved: false, connections: Vec::new() };
-    let mut backends = (0, 0);
+    let mut kept = (0, 0);
     for round in 0..ROUNDS {
-        let first = match backend(&mut a).await {
-            Answer::Said(pid) => pid,
-            Answer::Failed(error) => return Err(Fault::from_driver(&error, Phase::Connecting, connector.name())),
-            Answer::Silence if round > 0 => return Ok(found(Pooling::Transaction, silence("a first client that had a backend before"))),
-            Answer::Silence => {
-                return Err(Fault::said(StoreErrorKind::Unavailable, format!("{}: {}", connector.name(), silence("the first statement"))));
+        // A busy pooler may let the first statement wait; what is tested begins with its answer.
+        let patience = if round == 0 { connector.patience() } else { PATIENCE };
+        match once(&mut a, &mut b, patience).await {
+            Round::Kept(first, other) => kept = (first, other),
+            Round::Found { pooling, evidence, starved } => {
+                tokio::join!(connect::close(a), connect::close(b));
+                return Ok(Probed { pooling, evidence, starved, connections: Vec::new() });
             }
-        };
-        match bounded(sqlx::raw_sql("BEGIN").execute(&mut b)).await {
-            Answer::Said(_) => {}
-            Answer::Failed(error) => {
-                let said = error.as_database_error().map_or_else(|| error.to_string(), |said| said.message().to_owned());
-                return Ok(found(Pooling::Statement, format!("BEGIN was refused ({said})")));
-            }
-            Answer::Silence => {
-                // B waits for a backend. Where A's is its own, A is answered nevertheless.
-                return Ok(match backend(&mut a).await {
-                    Answer::Said(again) if again == first => Probed {
-                        starved: true,
-                        ..found(
-                            Pooling::Session,
-                            format!("a first client keeps backend {first}, and a second one gets none in {PATIENCE:?}"),
-                        )
-                    },
-                    Answer::Said(again) => found(Pooling::Transaction, moved(first, again)),
-                    Answer::Silence | Answer::Failed(_) => found(Pooling::Transaction, silence("two clients at once")),
-                });
+            Round::Failed(error) => return Err(Fault::from_driver(&error, Phase::Connecting, connector.name())),
+            Round::Nothing => {
+                let text = format!("{}: the first statement got no answer in {patience:?}", connector.name());
+                return Err(Fault::said(StoreErrorKind::Unavailable, text));
             }
         }
-        let other = match backend(&mut b).await {
-            Answer::Said(pid) => pid,
-            Answer::Failed(error) => {
-                return Ok(found(Pooling::Statement, format!("a transaction was open and its second statement was refused ({error})")));
-            }
-            Answer::Silence => return Ok(found(Pooling::Statement, silence("the second statement of an open transaction"))),
-        };
-        if other == first {
-            return Ok(found(Pooling::Transaction, format!("two clients were given the same backend {first}")));
-        }
-        match backend(&mut a).await {
-            Answer::Said(again) if again == first => {}
-            Answer::Said(again) => return Ok(found(Pooling::Transaction, moved(first, again))),
-            Answer::Failed(error) => return Err(Fault::from_driver(&error, Phase::Connecting, connector.name())),
-            Answer::Silence => {
-                return Ok(found(Pooling::Transaction, silence("a first client while a second one had a transaction open")));
-            }
-        }
-        match bounded(sqlx::raw_sql("ROLLBACK").execute(&mut b)).await {
-            Answer::Said(_) => {}
-            Answer::Failed(error) => return Err(Fault::from_driver(&error, Phase::Connecting, connector.name())),
-            Answer::Silence => {
-                return Err(Fault::said(StoreErrorKind::Unavailable, format!("{}: {}", connector.name(), silence("ROLLBACK"))));
-            }
-        }
-        backends = (first, other);
     }
-    let evidence = format!("two clients at once kept their backends {} and {}, {ROUNDS} times in a row", backends.0, backends.1);
+    let evidence = format!("two clients at once kept their backends {} and {}, {ROUNDS} times in a row", kept.0, kept.1);
     Ok(Probed { pooling: Pooling::Session, evidence, starved: false, connections: vec![a, b] })
+}
+
+/// What one round of the test comes to.
+enum Round {
+    /// A and B had these backends, and A kept its own.
+    Kept(i32, i32),
+    /// It is decided.
+    Found { pooling: Pooling, evidence: String, starved: bool },
+    /// The connection broke.
+    Failed(sqlx::Error),
+    /// A was not answered at all.
+    Nothing,
+}
+
+impl Round {
+    fn found(pooling: Pooling, evidence: String) -> Self {
+        Round::Found { pooling, evidence, starved: false }
+    }
+}
+
+async fn once(a: &mut PgConnection, b: &mut PgConnection, patience: Duration) -> Round {
+    let first = match bounded(patience, backend(a)).await {
+        Answer::Said(pid) => pid,
+        Answer::Failed(error) => return Round::Failed(error),
+        Answer::Silence => return Round::Nothing,
+    };
+    match open_transaction(a, b, first).await {
+        Ok(()) => {}
+        Err(decided) => return decided,
+    }
+    let found = while_open(a, b, first).await;
+    // A client that goes away with a transaction open costs the pooler its connection to the server.
+    match bounded(PATIENCE, sqlx::raw_sql("ROLLBACK").execute(b)).await {
+        Answer::Failed(error) if matches!(found, Round::Kept(..)) => Round::Failed(error),
+        _ => found,
+    }
+}
+
+/// B opens a transaction, or it is decided.
+async fn open_transaction(a: &mut PgConnection, b: &mut PgConnection, first: i32) -> Result<(), Round> {
+    /// B stands before A in the line of whoever hands out backends, so it is answered by now.
+    const A_MOMENT: Duration = Duration::from_millis(200);
+    let mut begin = pin!(sqlx::raw_sql("BEGIN").execute(b));
+    let began = match bounded(PATIENCE, &mut begin).await {
+        Answer::Silence => match bounded(PATIENCE, backend(a)).await {
+            Answer::Said(again) if again != first => return Err(Round::found(Pooling::Transaction, moved(first, again))),
+            Answer::Said(_) => bounded(A_MOMENT, &mut begin).await,
+            Answer::Failed(error) => return Err(Round::Failed(error)),
+            Answer::Silence => return Err(Round::found(Pooling::Transaction, silence("two clients at once"))),
+        },
+        answered => answered,
+    };
+    match began {
+        Answer::Said(_) => Ok(()),
+        Answer::Failed(error) => {
+            let said = error.as_database_error().map_or_else(|| error.to_string(), |said| said.message().to_owned());
+            Err(Round::found(Pooling::Statement, format!("BEGIN was refused ({said})")))
+        }
+        Answer::Silence => Err(Round::Found {
+            pooling: Pooling::Session,
+            evidence: format!("a first client keeps backend {first}, and a second one gets none in {PATIENCE:?}"),
+            starved: true,
+        }),
+    }
+}
+
+/// Compares backends while B has a transaction open.
+async fn while_open(a: &mut PgConnection, b: &mut PgConnection, first: i32) -> Round {
+    let other = match bounded(PATIENCE, backend(b)).await {
+        Answer::Said(pid) => pid,
+        Answer::Failed(error) => {
+            return Round::found(Pooling::Statement, format!("a transaction was open and its second statement was refused ({error})"));
+        }
+        Answer::Silence => return Round::found(Pooling::Statement, silence("the second statement of an open transaction")),
+    };
+    if other == first {
+        return Round::found(Pooling::Transaction, format!("two clients were given the same backend {first}"));
+    }
+    match bounded(PATIENCE, backend(a)).await {
+        Answer::Said(again) if again == first => Round::Kept(first, other),
+        Answer::Said(again) => Round::found(Pooling::Transaction, moved(first, again)),
+        Answer::Failed(error) => Round::Failed(error),
+        Answer::Silence => Round::found(Pooling::Transaction, silence("a first client while a second one had a transaction open")),
+    }
 }
 
 enum Answer<T> {
@@ -170,8 +213,8 @@ enum Answer<T> {
     Silence,
 }
 
-async fn bounded<T>(asked: impl Future<Output = Result<T, sqlx::Error>>) -> Answer<T> {
-    match tokio::time::timeout(PATIENCE, asked).await {
+async fn bounded<T>(patience: Duration, asked: impl Future<Output = Result<T, sqlx::Error>>) -> Answer<T> {
+    match tokio::time::timeout(patience, asked).await {
         Ok(Ok(answer)) => Answer::Said(answer),
         Ok(Err(error)) => Answer::Failed(error),
         Err(_) => Answer::Silence,
@@ -179,8 +222,8 @@ async fn bounded<T>(asked: impl Future<Output = Result<T, sqlx::Error>>) -> Answ
 }
 
 /// The backend that answers now. No lock, no index; a constant of the process.
-async fn backend(conn: &mut PgConnection) -> Answer<i32> {
-    bounded(async { sqlx::raw_sql("SELECT pg_backend_pid()").fetch_one(conn).await?.try_get(0) }).await
+async fn backend(conn: &mut PgConnection) -> Result<i32, sqlx::Error> {
+    sqlx::raw_sql("SELECT pg_backend_pid()").fetch_one(conn).await?.try_get(0)
 }
 
 fn silence(of: &str) -> String {

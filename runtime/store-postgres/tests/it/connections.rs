@@ -117,13 +117,13 @@ async fn a_deadlock_is_settled_by_another_try() {
     database
         .execute(&format!(
             "ALTER DATABASE {} SET deadlock_timeout = '20ms'; CREATE TABLE t (x int PRIMARY KEY, n int); INSERT INTO t VALUES (1, 0), (2, 0);
-             CREATE FUNCTION both(a int, b int) RETURNS void LANGUAGE plpgsql AS $$ BEGIN
+             CREATE FUNCTION update_both(a int, b int) RETURNS void LANGUAGE plpgsql AS $$ BEGIN
                UPDATE t SET n = n + 1 WHERE x = a; PERFORM pg_sleep(0.1); UPDATE t SET n = n + 1 WHERE x = b; END $$",
             database.name()
         ))
         .expect("two rows");
     let db = open(&settings(database.url(), StatementMode::Prepared)).await;
-    let (one, other) = tokio::join!(db.rows(Sql::new("SELECT both(1, 2)")), db.rows(Sql::new("SELECT both(2, 1)")));
+    let (one, other) = tokio::join!(db.rows(Sql::new("SELECT update_both(1, 2)")), db.rows(Sql::new("SELECT update_both(2, 1)")));
     for done in [one, other] {
         done.unwrap_or_else(|fault| panic!("{}", fault.text()));
     }
@@ -263,8 +263,9 @@ async fn rotating_passwords_are_asked_for_with_every_new_connection() {
     // The listener connects with the new password and says so.
     tokio::time::timeout(Duration::from_secs(20), listener.changes().wait()).await.expect("listening again");
     for db in dbs {
-        assert_eq!(number(&db, "SELECT count(*) FROM (SELECT pg_sleep(0.01)) s").await, 1);
-        drop(db);
+        // Its connection may be one of those that were ended a moment ago.
+        let again = db.row(Sql::new("SELECT 1").repeatable()).await;
+        assert!(again.is_ok(), "{}", again.err().map_or_else(String::new, |fault| fault.text().to_owned()));
     }
     assert_eq!(number(&open(&by_command).await, "SELECT 1::int8").await, 1);
     assert_eq!(number(&open(&by_file).await, "SELECT 1::int8").await, 1);

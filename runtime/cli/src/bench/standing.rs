@@ -322,9 +322,9 @@ async fn copy_job(ground: &Ground, template: JobId, copies: u64) -> Outcome {
             .split(',')
             .map(|column| match column {
                 column if column == key => format!("{first} + g"),
+                // Ascending, as ids of version 7 are.
                 "id" => {
-                    "(lpad(to_hex(1700000000000 + g), 12, '0') || '7' || left(md5(g::text), 3) || '8' || right(md5(g::text), 15))::uuid"
-                        .to_owned()
+                    format!("(lpad(to_hex({first} + g), 12, '0') || '7' || left(md5(g::text), 3) || '8' || right(md5(g::text), 15))::uuid")
                 }
                 "entry" => "nextval('warp.entry')".to_owned(),
                 "ticket" => "CASE WHEN t.ticket IS NOT NULL THEN nextval('warp.ticket') END".to_owned(),

@@ -259,7 +259,8 @@ pub struct BenchArgs {
     /// Without --rate, how many jobs are kept enqueued and not ended [default: 4 for each worker]
     #[arg(long, value_name = "N", requires = "continuous", conflicts_with = "rate")]
     pub outstanding: Option<u64>,
-    /// How long `idle` and --continuous last [default: idle 120s, 20s on SQLite; continuous 60s]
+    /// How long `idle`, the stillness of `waiters` and --continuous last [default: idle 120s, 20s on
+    /// SQLite; waiters 10s; continuous 60s]
     #[arg(long = "for", value_name = "DURATION", value_parser = units::parse_duration)]
     pub span: Option<Duration>,
     /// How many keys `mutex` has

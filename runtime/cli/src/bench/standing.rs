@@ -19,7 +19,7 @@ use crate::failure::{Failure, Outcome};
 const WAITER: &str = "waiter";
 /// Hosts have registered and found nothing.
 const SETTLED_IN: Duration = Duration::from_secs(2);
-/// How long statements are counted while waiters wait and nothing else happens.
+/// How long statements are counted while waiters wait and nothing else happens, where nobody says.
 const STILL: Duration = Duration::from_secs(10);
 /// So long nothing may move while jobs are parked.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -95,7 +95,7 @@ impl Bench<'_> {
                 true => {
                     tokio::time::sleep(SETTLED_IN).await;
                     let from = gauge.mark().await?;
-                    tokio::time::sleep(STILL).await;
+                    tokio::time::sleep(self.args.span.unwrap_or(STILL)).await;
                     Some((from, gauge.mark().await?))
                 }
                 false => None,

@@ -17,6 +17,7 @@ macro_rules! on_each_database {
 
 mod acceptance;
 mod bad_input;
+mod bench;
 mod database;
 mod help;
 mod http;

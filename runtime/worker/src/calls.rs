@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use warp_domain::{ClaimToken, HostId, JobHandle, JobId, UnixMillis};
@@ -14,6 +15,7 @@ use warp_pipeline::{Child, ChildRefused, HostCalls, Level, StateFault, StateOp, 
 use warp_store::{LogLine, NewJob, RunOutput, StateChange, StateVerdict, StateWrite, Store, StoreError};
 
 use crate::config::RunCaps;
+use crate::control::guarded;
 use crate::lease::Lease;
 use crate::surroundings::Surroundings;
 
@@ -35,6 +37,7 @@ pub(crate) struct RunCalls {
     lease: Arc<Lease>,
     surroundings: Arc<dyn Surroundings>,
     caps: RunCaps,
+    bound: Duration,
     cancelled: AtomicBool,
     /// Set when the run has ended, so that a call which outlives it is refused.
     over: AtomicBool,
@@ -107,6 +110,7 @@ impl RunCalls {
         lease: Arc<Lease>,
         surroundings: Arc<dyn Surroundings>,
         caps: RunCaps,
+        bound: Duration,
     ) -> Self {
         RunCalls {
             parent,
@@ -114,6 +118,7 @@ impl RunCalls {
             lease,
             surroundings,
             caps,
+            bound,
             cancelled: AtomicBool::new(false),
             over: AtomicBool::new(false),
             output: Mutex::default(),
@@ -201,12 +206,16 @@ impl RunCalls {
         Ok(())
     }
 
+    async fn stored(&self, bucket: &str, key: &str) -> Result<Option<String>, StateFault> {
+        guarded("read state", self.bound, self.store.state_get(bucket, key)).await.map_err(unavailable)
+    }
+
     /// What the attempt reads at this value: its own write, else the store's.
     async fn current(&self, bucket: &str, key: &str) -> Result<(Option<String>, Option<Value>), StateFault> {
         let own = lock(&self.state).values.get(&(bucket.to_owned(), key.to_owned())).cloned();
         match own {
             Some(value) => Ok((value.now.clone(), Some(value))),
-            None => Ok((self.store.state_get(bucket, key).await.map_err(unavailable)?, None)),
+            None => Ok((self.stored(bucket, key).await?, None)),
         }
     }
 
@@ -283,7 +292,7 @@ impl RunCalls {
 
     async fn at_once(&self, bucket: &str, key: &str, op: StateOp) -> Result<StateReply, StateFault> {
         let change = match op {
-            StateOp::Get => return Ok(StateReply::Value(self.store.state_get(bucket, key).await.map_err(unavailable)?)),
+            StateOp::Get => return Ok(StateReply::Value(self.stored(bucket, key).await?)),
             StateOp::Put(value) => StateChange::Put(value),
             StateOp::CompareAndSet { expected, value } => StateChange::CompareAndSet { expected, value },
             StateOp::Add(amount) => StateChange::Add(amount),
@@ -297,7 +306,8 @@ impl RunCalls {
         }
         let write = StateWrite { bucket: bucket.to_owned(), key: key.to_owned(), change };
         let Parent { host, handle, token, .. } = self.parent;
-        match self.store.state_apply(host, handle, token, write).await.map_err(unavailable)? {
+        let written = self.store.state_apply(host, handle, token, write);
+        match guarded("write state", self.bound, written).await.map_err(unavailable)? {
             StateVerdict::Written(value) => Ok(StateReply::Value(value)),
             StateVerdict::Conflict(_) => Ok(StateReply::Differs),
             StateVerdict::NotANumber(value) => Err(not_a_number(&value)),

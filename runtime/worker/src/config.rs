@@ -26,6 +26,15 @@ impl Default for RunCaps {
     }
 }
 
+/// Workers with queues of their own: however slow the jobs of one group are, they take no worker of another.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WorkerGroup {
+    /// The queues that these workers serve. A queue may be served by several groups.
+    pub queues: Vec<String>,
+    /// How many runs at once; 0 counts as 1.
+    pub workers: u32,
+}
+
 /// A host's settings. Durations carry their meaning in their names.
 #[derive(Debug, Clone)]
 pub struct HostConfig {
@@ -33,16 +42,20 @@ pub struct HostConfig {
     pub name: String,
     /// The program's version.
     pub version: String,
-    /// The queues it serves.
-    pub queues: Vec<String>,
-    /// How many runs at once; 0 counts as 1.
-    pub workers: u32,
-    /// How many claimed jobs may wait in memory beyond the workers, at most. How many really do follows from how
-    /// fast they end: enough for the time that one exchange takes, so slow jobs are never hoarded.
+    /// Its workers and what they serve.
+    pub groups: Vec<WorkerGroup>,
+    /// How many claimed jobs of a group may wait in memory beyond its workers, at most. How many really do follows
+    /// from how fast they end: enough for the time that one exchange takes, so slow jobs are never hoarded.
     pub prefetch_limit: u32,
+    /// How many exchanges may be under way at once; `None` is what the store says.
+    pub exchanges: Option<u32>,
+    /// How long a store call may take before its outcome counts as unknown. A renewal waits for the claims before
+    /// it, so twice this and [`HostConfig::renew_every`] together should stay below the lease less
+    /// [`HostConfig::stop_before_lapse`].
+    pub call_bound: Duration,
     /// How long a lease lasts; another host rescues after it has seen no renewal for this long.
     pub lease: Duration,
-    /// How often it is renewed, and how often the others are looked at.
+    /// How often it is renewed, and with that how often the others are looked at.
     pub renew_every: Duration,
     /// How long before the lease could lapse every run is stopped.
     pub stop_before_lapse: Duration,
@@ -50,8 +63,8 @@ pub struct HostConfig {
     pub cancel_grace: Duration,
     /// How long a graceful stop waits for runs.
     pub stop_grace: Duration,
-    /// The safety net under the notification of changes.
-    pub poll_every: Duration,
+    /// The safety net under the notification of changes, give or take a quarter; `None` is what the store says.
+    pub poll_every: Option<Duration>,
     /// How long a reservation may stay unclaimed (B7).
     pub reservation_patience: Duration,
     /// After how many deaths of its hosts a job is Failed.
@@ -73,15 +86,16 @@ impl HostConfig {
         HostConfig {
             name: name.into(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            queues: vec!["default".to_owned()],
-            workers,
+            groups: vec![WorkerGroup { queues: vec!["default".to_owned()], workers }],
             prefetch_limit: 1024,
+            exchanges: None,
+            call_bound: Duration::from_millis(3_500),
             lease: Duration::from_secs(15),
             renew_every: Duration::from_secs(5),
             stop_before_lapse: Duration::from_secs(3),
             cancel_grace: Duration::from_secs(5),
             stop_grace: Duration::from_secs(30),
-            poll_every: Duration::from_secs(5),
+            poll_every: None,
             reservation_patience: Duration::from_secs(2),
             max_host_deaths: 5,
             retention: Retention::default(),

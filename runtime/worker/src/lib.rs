@@ -7,20 +7,26 @@
 //! - the control loop never waits for a guest: store calls, lease, deadlines and stops run on its own thread;
 //! - no run outlives the host's claim to it: three seconds before the lease could lapse, counted from the
 //!   *sending* of the last good renewal on a clock that also counts suspended time, every run is stopped (C3);
+//! - the slow jobs of one worker group take no worker of another;
 //! - every run that was claimed is settled, handed back, or left to a rescue; none is forgotten;
 //! - a handler that panics ends its own attempt and nothing else.
 //!
 //! What it deliberately does not do: know a database, an engine, the environment or a signal.
 
+mod answers;
 mod calls;
 mod config;
+mod control;
+mod exchanges;
+mod group;
 mod host;
 mod lease;
 mod pace;
+mod poll;
 mod rescue;
 mod run;
 mod surroundings;
 
-pub use config::{HostConfig, RunCaps};
+pub use config::{HostConfig, RunCaps, WorkerGroup};
 pub use host::{Catalog, Host, HostReport, Numbers, Offer, StopLevel, Stopped};
 pub use surroundings::Surroundings;

@@ -11,9 +11,14 @@ use std::time::Duration;
 /// Moving averages of what the host has seen.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Pace {
-    ended_per_second: f64,
+    /// Ends per exchange, and seconds between two: their quotient is the rate. Each is averaged by itself, because
+    /// answers of exchanges that were under way together arrive together.
+    ended: f64,
+    between_seconds: f64,
     exchange_seconds: f64,
     run_seconds: f64,
+    /// When the last exchange was answered.
+    last: Option<Duration>,
 }
 
 /// Weight of a new observation. Small enough to ride out one slow flush, large enough to follow a change of
@@ -21,25 +26,39 @@ pub(crate) struct Pace {
 const WEIGHT: f64 = 0.2;
 /// Slack for uneven batches.
 const HEADROOM: f64 = 2.0;
+/// A longer pause between two exchanges counts as this: after it the rate is soon the new one.
+const LONGEST_PAUSE: f64 = 0.1;
 
 impl Pace {
-    /// `ended` runs, which together took `ran`, were settled by an exchange that took `took`, `since_last` after the
-    /// one before.
-    pub(crate) fn observe(&mut self, ended: usize, ran: Duration, took: Duration, since_last: Duration) {
-        let rate = ended as f64 / since_last.as_secs_f64().max(1e-6);
-        self.ended_per_second += WEIGHT * (rate - self.ended_per_second);
+    /// `ended` runs, which together took `ran`, were settled by an exchange that took `took` and was answered at `boot`.
+    pub(crate) fn observe(&mut self, ended: u32, ran: Duration, took: Duration, boot: Duration) {
+        let between = self.last.map_or(took, |last| boot.saturating_sub(last)).as_secs_f64().min(LONGEST_PAUSE);
+        self.last = Some(boot);
+        self.ended += WEIGHT * (f64::from(ended) - self.ended);
+        self.between_seconds += WEIGHT * (between - self.between_seconds);
         self.exchange_seconds += WEIGHT * (took.as_secs_f64() - self.exchange_seconds);
         if ended > 0 {
-            self.run_seconds += WEIGHT * (ran.as_secs_f64() / ended as f64 - self.run_seconds);
+            self.run_seconds += WEIGHT * (ran.as_secs_f64() / f64::from(ended) - self.run_seconds);
         }
     }
 
-    /// How many jobs may wait in memory beyond the workers.
-    pub(crate) fn prefetch(&self, workers: u32, limit: u32) -> u32 {
+    /// Ends in a second: as measured, and no more than so many workers could bring about.
+    fn rate(&self, workers: u32) -> f64 {
         let possible = f64::from(workers) / self.run_seconds.max(1e-6);
-        let wanted = self.ended_per_second.min(possible) * self.exchange_seconds * HEADROOM;
+        (self.ended / self.between_seconds.max(1e-6)).min(possible)
+    }
+
+    /// How many jobs may wait in memory, or be on their way, beyond the workers, if ends that come fast are gathered
+    /// for so long before they go.
+    pub(crate) fn prefetch(&self, workers: u32, limit: u32, gather: Duration) -> u32 {
+        let gather = if self.is_brisk(workers, gather) { gather } else { Duration::ZERO };
         // Saturating by definition of `as` for floats; never negative.
-        (wanted as u32).min(limit)
+        ((self.rate(workers) * (self.exchange_seconds + gather.as_secs_f64()) * HEADROOM) as u32).min(limit)
+    }
+
+    /// Whether a batch fills up so fast that waiting a moment for it saves more statements than it costs time.
+    pub(crate) fn is_brisk(&self, workers: u32, within: Duration) -> bool {
+        self.rate(workers) * within.as_secs_f64() >= 5.0
     }
 }
 
@@ -48,9 +67,13 @@ mod tests {
     use super::*;
 
     fn settled(ended: u32, each: Duration, took: Duration, since_last: Duration) -> u32 {
+        pace(ended, each, took, since_last).prefetch(16, 1024, Duration::ZERO)
+    }
+
+    fn pace(ended: u32, each: Duration, took: Duration, since_last: Duration) -> Pace {
         let mut pace = Pace::default();
-        (0..100).for_each(|_| pace.observe(ended as usize, each * ended, took, since_last));
-        pace.prefetch(16, 1024)
+        (1..=100).for_each(|at| pace.observe(ended, each * ended, took, since_last * at));
+        pace
     }
 
     #[test]
@@ -60,6 +83,36 @@ mod tests {
         assert_eq!(settled(16, ms(1000), ms(3), ms(1000)), 0, "16 runs of a second: none");
         assert_eq!(settled(100_000, us(1), ms(100), ms(100)), 1024, "the limit holds");
         assert_eq!(settled(16, ms(1000), ms(3), ms(3)), 0, "runs of a second that end together: none");
-        assert_eq!(Pace::default().prefetch(16, 1024), 0, "nothing is known yet: none");
+        assert_eq!(Pace::default().prefetch(16, 1024, ms(5)), 0, "nothing is known yet: none");
+        assert_eq!(
+            pace(16, ms(5), ms(1), ms(5)).prefetch(16, 1024, ms(5)),
+            38,
+            "16 workers, 5 ms each: what ends while the batch fills up too"
+        );
+        assert_eq!(pace(16, ms(1000), ms(3), ms(3)).prefetch(16, 1024, ms(5)), 0, "slow ones are not gathered");
+    }
+
+    /// Three exchanges that are answered in one instant are no reason to believe in an endless rate.
+    #[test]
+    fn answers_that_come_together_are_no_rush() {
+        let (ms, us) = (Duration::from_millis, Duration::from_micros);
+        let mut pace = Pace::default();
+        for at in 1..=300 {
+            pace.observe(2, us(20), ms(3), ms(10) * (at / 3));
+        }
+        let prefetched = pace.prefetch(16, 1024, Duration::ZERO);
+        assert!((2..=8).contains(&prefetched), "600 a second, 3 ms to settle: a few, not {prefetched}");
+        assert!(!pace.is_brisk(16, ms(5)));
+    }
+
+    #[test]
+    fn a_pause_is_soon_forgotten() {
+        let (ms, us) = (Duration::from_millis, Duration::from_micros);
+        let mut pace = pace(250, us(20) * 250, ms(10), ms(10));
+        assert!(pace.is_brisk(16, ms(5)));
+        pace.observe(1, us(20), ms(10), ms(3_600_000));
+        assert!(pace.prefetch(16, 1024, Duration::ZERO) < 250, "an hour without work");
+        (1..=20).for_each(|at| pace.observe(250, us(20) * 250, ms(10), ms(3_600_000) + ms(10) * at));
+        assert!(pace.prefetch(16, 1024, Duration::ZERO) > 350);
     }
 }

@@ -18,6 +18,8 @@ use crate::surroundings::Surroundings;
 /// A claimed job on its way through this host. Shared by the control loop and the worker that runs it.
 pub(crate) struct Run {
     pub(crate) claimed: Claimed,
+    /// The worker group that it was claimed for.
+    pub(crate) group: usize,
     pub(crate) handler: Arc<dyn Handler>,
     pub(crate) calls: Arc<RunCalls>,
     pub(crate) stop: Arc<StopSignal>,
@@ -33,19 +35,15 @@ pub(crate) struct Ended {
     pub(crate) settle: Settle,
 }
 
-/// Runs that wait for a worker, and ends that wait for the control loop.
-///
-/// Bounded by what the control loop claims: workers plus prefetch.
-pub(crate) struct Lanes {
+/// Runs of one worker group that no worker has begun. Bounded by what the control loop claims: workers plus prefetch.
+pub(crate) struct Prefetched {
     queue: Mutex<VecDeque<Arc<Run>>>,
     queued: Semaphore,
-    ended: Mutex<Vec<Ended>>,
-    pub(crate) news: Notify,
 }
 
-impl Lanes {
+impl Prefetched {
     pub(crate) fn new() -> Self {
-        Lanes { queue: Mutex::default(), queued: Semaphore::new(0), ended: Mutex::default(), news: Notify::new() }
+        Prefetched { queue: Mutex::default(), queued: Semaphore::new(0) }
     }
 
     pub(crate) fn push(&self, runs: impl IntoIterator<Item = Arc<Run>>) {
@@ -57,16 +55,15 @@ impl Lanes {
         self.queued.add_permits(added);
     }
 
-    /// Takes back every run that no worker has begun.
-    pub(crate) fn take_queued(&self) -> Vec<Arc<Run>> {
-        let taken: Vec<_> = self.queue.lock().unwrap_or_else(PoisonError::into_inner).drain(..).collect();
+    /// Takes back runs that no worker has begun.
+    pub(crate) fn take_back(&self, which: impl Fn(&Run) -> bool) -> Vec<Arc<Run>> {
+        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let (taken, kept): (VecDeque<_>, VecDeque<_>) = queue.drain(..).partition(|run| which(run));
+        *queue = kept;
+        drop(queue);
         // A worker that has a permit but finds the queue empty simply waits again.
         self.queued.forget_permits(taken.len());
-        taken
-    }
-
-    pub(crate) fn take_ended(&self) -> Vec<Ended> {
-        std::mem::take(&mut *self.ended.lock().unwrap_or_else(PoisonError::into_inner))
+        taken.into()
     }
 
     /// The next run. Dropping the future loses nothing: a run is taken from the queue after the last await.
@@ -81,23 +78,36 @@ impl Lanes {
             }
         }
     }
+}
 
-    fn end(&self, ended: Ended) {
+/// Ends that wait for the control loop. Bounded by what it has claimed.
+#[derive(Default)]
+pub(crate) struct Ends {
+    ended: Mutex<Vec<Ended>>,
+    pub(crate) news: Notify,
+}
+
+impl Ends {
+    pub(crate) fn take(&self) -> Vec<Ended> {
+        std::mem::take(&mut *self.ended.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn push(&self, ended: Ended) {
         self.ended.lock().unwrap_or_else(PoisonError::into_inner).push(ended);
         self.news.notify_one();
     }
 }
 
 /// A worker: runs one job after another until it is aborted, which happens only when the host is gone.
-pub(crate) async fn work(lanes: Arc<Lanes>, config: Arc<HostConfig>, surroundings: Arc<dyn Surroundings>) {
+pub(crate) async fn work(prefetched: Arc<Prefetched>, ends: Arc<Ends>, config: Arc<HostConfig>, surroundings: Arc<dyn Surroundings>) {
     loop {
-        let run = lanes.next().await;
+        let run = prefetched.next().await;
         let began = surroundings.boot();
         let _ = run.started.set(began);
         let outcome = execute(&run).await;
         let took = surroundings.boot().saturating_sub(began);
         let settle = settle_of(&run, outcome, took, &config, &*surroundings);
-        lanes.end(Ended { run, settle });
+        ends.push(Ended { run, settle });
     }
 }
 

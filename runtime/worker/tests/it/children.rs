@@ -6,7 +6,7 @@ use warp_domain::ending::State;
 use warp_domain::policy::{Declared, Timeout, TimeoutMode};
 use warp_pipeline::{Child, ChildRefused};
 use warp_store::{JobFilter, Store};
-use warp_worker::{HostConfig, RunCaps};
+use warp_worker::{HostConfig, RunCaps, WorkerGroup};
 
 use crate::world::{World, code, config, done, no_op, offer, plain, retry, retryable};
 
@@ -34,7 +34,8 @@ async fn they_inherit_queue_metadata_and_trace_but_no_policy() {
         calls.enqueue(Child { queue: Some("other".into()), delay: Duration::from_secs(60), ..child("moved") }).expect("acceptable");
         done()
     });
-    let host_config = HostConfig { queues: vec!["default".into(), "special".into()], ..config(1) };
+    let host_config =
+        HostConfig { groups: vec![WorkerGroup { queues: vec!["default".into(), "special".into()], workers: 1 }], ..config(1) };
     let _host = world.host(host_config, vec![offer("parent", retry(2, Duration::ZERO), parent)]);
     let mut job = world.job("parent", "{}");
     job.queue = "special".into();

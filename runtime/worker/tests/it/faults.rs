@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use tokio::sync::Semaphore;
 use warp_domain::ending::{Ending, Observed, Outcome, State};
 use warp_pipeline::{Handler, StateFault, StateOp, StopReason};
 use warp_store::StoreErrorKind;
 use warp_worker::{HostConfig, StopLevel};
 
 use crate::stopping::take_for_dead;
-use crate::world::{Fault, Gate, World, code, config, done, no_op, offer, plain, retry, retryable};
+use crate::world::{Fault, Gate, World, code, config_of, done, mutex, no_op, offer, plain, retry, retryable};
 
 const UNKNOWN: StoreErrorKind = StoreErrorKind::OutcomeUnknown;
 const AWAY: StoreErrorKind = StoreErrorKind::Unavailable;
@@ -40,12 +41,12 @@ fn first_is_stopped(gate: &Gate) -> (Arc<dyn Handler>, Arc<AtomicU32>) {
     (handler, refused)
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_host_that_was_taken_for_dead_stops_everything_and_works_on_under_a_new_number() {
+async fn a_host_that_was_taken_for_dead_stops_everything_and_works_on_under_a_new_number(exchanges: u32) {
     let world = World::new();
     let gate = Gate::new();
     let (handler, refused) = first_is_stopped(&gate);
-    let host = world.host(HostConfig { renew_every: Duration::from_millis(20), ..config(3) }, vec![offer("a", plain(), handler)]);
+    let host =
+        world.host(HostConfig { renew_every: Duration::from_millis(20), ..config_of(3, exchanges) }, vec![offer("a", plain(), handler)]);
     let ids = world.add_many("a", 3).await;
     world.until("three runs", || gate.came() == 3).await;
     take_for_dead(&world).await;
@@ -62,8 +63,7 @@ async fn a_host_that_was_taken_for_dead_stops_everything_and_works_on_under_a_ne
 }
 
 /// A settle under the old number changes nothing, even if the run ends as Completed after all.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_run_that_ends_after_its_host_was_taken_for_dead_changes_nothing() {
+async fn a_run_that_ends_after_its_host_was_taken_for_dead_changes_nothing(exchanges: u32) {
     let world = World::new();
     let gate = Gate::new();
     let body = {
@@ -78,7 +78,7 @@ async fn a_run_that_ends_after_its_host_was_taken_for_dead_changes_nothing() {
             }
         })
     };
-    let _host = world.host(config(1), vec![offer("a", plain(), body)]);
+    let _host = world.host(config_of(1, exchanges), vec![offer("a", plain(), body)]);
     let id = world.add("a").await;
     world.until("the run", || gate.came() == 1).await;
     take_for_dead(&world).await;
@@ -88,12 +88,11 @@ async fn a_run_that_ends_after_its_host_was_taken_for_dead_changes_nothing() {
 }
 
 /// C3: stopped, given back, and only then renewed.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lapsed_lease_gives_everything_back_before_it_renews() {
+async fn a_lapsed_lease_gives_everything_back_before_it_renews(exchanges: u32) {
     let world = World::new();
     let gate = Gate::new();
     let (handler, refused) = first_is_stopped(&gate);
-    let host = world.host(config(2), vec![offer("a", plain(), handler)]);
+    let host = world.host(config_of(2, exchanges), vec![offer("a", plain(), handler)]);
     let ids = world.add_many("a", 2).await;
     world.until("both", || gate.came() == 2).await;
     for call in ["exchange", "renew", "hosts"] {
@@ -125,23 +124,21 @@ async fn a_lapsed_lease_gives_everything_back_before_it_renews() {
 }
 
 /// The store is away when there is nothing to settle, only to claim.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_claim_that_failed_is_made_again() {
+async fn a_claim_that_failed_is_made_again(exchanges: u32) {
     for kind in [AWAY, StoreErrorKind::Busy, UNKNOWN, StoreErrorKind::Internal] {
         let world = World::new();
         world.fault("exchange", Fault::Refused(kind), 2);
-        let _host = world.host(config(1), vec![offer("a", plain(), no_op())]);
+        let _host = world.host(config_of(1, exchanges), vec![offer("a", plain(), no_op())]);
         let id = world.add("a").await;
         world.one(id, State::Completed).await;
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_outage_loses_and_doubles_nothing() {
+async fn an_outage_loses_and_doubles_nothing(exchanges: u32) {
     for kind in [AWAY, UNKNOWN] {
         let world = World::new();
         let gate = Gate::new();
-        let _host = world.host(config(4), vec![offer("a", plain(), gate.handler())]);
+        let _host = world.host(config_of(4, exchanges), vec![offer("a", plain(), gate.handler())]);
         let ids = world.add_many("a", 12).await;
         world.until("four runs", || gate.came() == 4).await;
         for call in ["exchange", "renew", "hosts", "prune", "signals", "append_output", "expire_reservations"] {
@@ -156,8 +153,7 @@ async fn an_outage_loses_and_doubles_nothing() {
 }
 
 /// The settle was written and its answer lost: it is sent again and recognised.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ends_whose_answer_was_lost_are_recognised_when_they_come_again() {
+async fn ends_whose_answer_was_lost_are_recognised_when_they_come_again(exchanges: u32) {
     let world = World::new();
     let gate = Gate::new();
     let body = {
@@ -171,7 +167,7 @@ async fn ends_whose_answer_was_lost_are_recognised_when_they_come_again() {
             }
         })
     };
-    let host = world.host(config(2), vec![offer("a", retry(1, Duration::from_secs(3600)), body)]);
+    let host = world.host(config_of(2, exchanges), vec![offer("a", retry(1, Duration::from_secs(3600)), body)]);
     let ids = world.add_many("a", 2).await;
     world.until("both", || gate.came() == 2).await;
     world.fault("exchange", Fault::ReplyLost(UNKNOWN), 3);
@@ -199,14 +195,13 @@ async fn ends_whose_answer_was_lost_are_recognised_when_they_come_again() {
 }
 
 /// The claim was made and its answer lost: a renewal gives its rows back at once, uncharged.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rows_of_a_claim_whose_answer_was_lost_are_given_back() {
+async fn rows_of_a_claim_whose_answer_was_lost_are_given_back(exchanges: u32) {
     let world = World::new();
     let ids = world.add_many("a", 3).await;
     world.fault("exchange", Fault::ReplyLost(UNKNOWN), 1);
     // Nothing but the renewal that the loss asks for could find them within an hour.
     let hour = Duration::from_secs(3600);
-    let host = world.host(HostConfig { renew_every: hour, lease: 3 * hour, ..config(3) }, vec![offer("a", plain(), no_op())]);
+    let host = world.host(HostConfig { renew_every: hour, lease: 3 * hour, ..config_of(3, exchanges) }, vec![offer("a", plain(), no_op())]);
     world.all(&ids, State::Completed).await;
     for id in ids {
         assert_eq!(world.events(id).await, ["Created", "Processing", "Requeued", "Processing", "Completed"]);
@@ -215,14 +210,14 @@ async fn rows_of_a_claim_whose_answer_was_lost_are_given_back() {
     assert_eq!(host.numbers.report().unknown_rows, 3);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_driver_that_panics_does_not_take_the_loop_with_it() {
+async fn a_driver_that_panics_does_not_take_the_loop_with_it(exchanges: u32) {
     let world = World::new();
     for call in ["exchange", "renew", "serve", "hosts", "prune", "signals", "expire_reservations", "append_output"] {
         world.fault(call, Fault::Panic, 2);
     }
     let gate = Gate::new();
-    let host = world.host(HostConfig { renew_every: Duration::from_millis(20), ..config(2) }, vec![offer("a", plain(), gate.handler())]);
+    let host = world
+        .host(HostConfig { renew_every: Duration::from_millis(20), ..config_of(2, exchanges) }, vec![offer("a", plain(), gate.handler())]);
     let ids = world.add_many("a", 4).await;
     world.until("two runs", || gate.came() == 2).await;
     let renewals = world.count("renew");
@@ -233,24 +228,31 @@ async fn a_driver_that_panics_does_not_take_the_loop_with_it() {
     assert!(host.end(StopLevel::Graceful).await.deregistered);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_renewal_never_overlaps_an_exchange() {
+async fn a_renewal_never_overlaps_a_claim(exchanges: u32) {
     let world = World::new();
     world.fault("exchange", Fault::Slow(Duration::from_millis(1)), usize::MAX);
     world.fault("renew", Fault::Slow(Duration::from_millis(1)), usize::MAX);
-    let _host = world.host(HostConfig { renew_every: Duration::from_millis(2), ..config(2) }, vec![offer("a", plain(), no_op())]);
-    let ids = world.add_many("a", 1000).await;
-    world.all(&ids, State::Completed).await;
-    assert!(world.count("renew") > 5 && world.count("exchange") > 5, "too few of both to meet");
+    let host =
+        world.host(HostConfig { renew_every: Duration::from_millis(2), ..config_of(2, exchanges) }, vec![offer("a", plain(), no_op())]);
+    for reload in 0..4 {
+        let ids = world.add_many("a", 500).await;
+        world
+            .until("a part", || world.look(|model| model.counters.get("stats:succeeded").is_some_and(|done| *done >= reload * 500 + 100)))
+            .await;
+        host.offer(vec![offer("a", plain(), no_op())]);
+        world.all(&ids, State::Completed).await;
+    }
+    assert!(world.count("renew") > 5 && world.count("exchange") > 5 && world.count("serve") > 2, "too few of all to meet");
     assert_eq!(world.overlaps(), 0);
+    assert!(world.most_at_once() <= exchanges as usize);
+    assert_eq!(host.numbers.report().unknown_rows, 0);
 }
 
 /// Two hosts: what one of them held when it died is run by the other.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_dead_host_is_rescued_and_a_slow_one_is_not() {
+async fn a_dead_host_is_rescued_and_a_slow_one_is_not(exchanges: u32) {
     let world = World::new();
     let gate = Gate::new();
-    let dying = world.host(config(1), vec![offer("a", plain(), gate.handler())]);
+    let dying = world.host(config_of(1, exchanges), vec![offer("a", plain(), gate.handler())]);
     let id = world.add("a").await;
     world.until("the run", || gate.came() == 1).await;
     dying.task.abort();
@@ -262,8 +264,203 @@ async fn a_dead_host_is_rescued_and_a_slow_one_is_not() {
             async { done() }
         })
     };
-    let other = world.host(config(1), vec![offer("a", plain(), counting)]);
+    let other = world.host(config_of(1, exchanges), vec![offer("a", plain(), counting)]);
     crate::stopping::rescued(&world, &[id]).await;
     assert_eq!((count.load(Ordering::SeqCst), other.numbers.report().rescued), (1, 1));
     assert_eq!(world.look(|model| model.hosts.len()), 1, "the living one is still there");
+}
+
+/// A renewal that does not come back holds up claims, not ends: whoever waits for a slot need not wait for it.
+async fn ends_go_on_beside_a_renewal(exchanges: u32) {
+    let world = World::new();
+    let gate = Gate::new();
+    let host = world.host(
+        HostConfig { renew_every: Duration::from_millis(50), call_bound: Duration::from_secs(3600), ..config_of(3, exchanges) },
+        vec![offer("a", plain(), gate.handler())],
+    );
+    let ids = world.add_many("a", 3).await;
+    world.until("three runs", || gate.came() == 3).await;
+    let renewal = Arc::new(Semaphore::new(0));
+    world.fault("renew", Fault::Held(renewal.clone(), None), 1);
+    world.until("the renewal", || world.met("renew")).await;
+    gate.open(3);
+    world.all(&ids, State::Completed).await;
+    assert!(world.is_renewing(), "the ends have waited for it");
+    let further = world.add("a").await;
+    world.rounds().await;
+    assert_eq!(world.state(further).await, State::Enqueued, "claimed beside a renewal");
+    gate.open(1);
+    renewal.add_permits(1);
+    world.one(further, State::Completed).await;
+    assert_eq!((host.numbers.report().late, host.numbers.report().unknown_rows), (0, 0));
+}
+
+/// A retried job is claimed again under another token while the answer about its first end is on the way: a renewal
+/// that finds the first run gone must not stop the second.
+async fn a_run_is_not_stopped_for_what_its_job_was_before(exchanges: u32) {
+    let world = World::new();
+    let gate = Gate::new();
+    let body = {
+        let gate = gate.clone();
+        code(move |attempt, _, stop| {
+            let gate = gate.clone();
+            async move {
+                if attempt.run == 1 {
+                    return retryable("once more");
+                }
+                tokio::select! {
+                    () = gate.pass() => done(),
+                    _ = stop.stopped() => Outcome::Observed(Observed::HandedBack("stopped".into())),
+                }
+            }
+        })
+    };
+    let host = world.host(
+        HostConfig { renew_every: Duration::from_millis(20), ..config_of(2, exchanges) },
+        vec![offer("a", retry(1, Duration::ZERO), body)],
+    );
+    let id = world.add("a").await;
+    world.until("the second run", || gate.came() == 1).await;
+    let renewals = world.count("renew");
+    world.until("renewals", || world.count("renew") > renewals + 3).await;
+    gate.open(1);
+    world.one(id, State::Completed).await;
+    assert_eq!(world.details(id).await.summary.runs, 2);
+    assert_eq!(host.numbers.report().late, 0);
+}
+
+/// Settings under which calls are given up soon.
+fn impatient(workers: u32, exchanges: u32) -> HostConfig {
+    HostConfig { call_bound: Duration::from_millis(60), renew_every: Duration::from_millis(50), ..config_of(workers, exchanges) }
+}
+
+/// Every call gets a bound of its own: whatever never comes back is done again, and nothing is lost or doubled.
+async fn calls_that_never_return_are_made_again(exchanges: u32) {
+    for fault in [Fault::Never, Fault::AnswerNever] {
+        let world = World::new();
+        let gate = Gate::new();
+        let host = world.host(impatient(3, exchanges), vec![offer("a", plain(), gate.handler())]);
+        let ids = world.add_many("a", 9).await;
+        world.until("three runs", || gate.came() == 3).await;
+        for call in ["exchange", "renew", "serve", "signals", "append_output", "expire_reservations", "prune"] {
+            world.fault(call, fault.clone(), 3);
+        }
+        host.offer(vec![offer("a", plain(), gate.handler()), offer("b", plain(), no_op())]);
+        gate.open(1000);
+        world.all(&ids, State::Completed).await;
+        for id in &ids {
+            assert_eq!(world.events(*id).await.iter().filter(|event| *event == "Completed").count(), 1);
+            assert_eq!(world.details(*id).await.summary.attempts, 1);
+        }
+        let other = world.add("b").await;
+        world.one(other, State::Completed).await;
+        assert_eq!(host.numbers.report().late, 0);
+    }
+}
+
+/// A claim that hangs must not keep the lease from being renewed, and what it made after all is handed back.
+async fn a_claim_that_never_returns_does_not_cost_the_lease(exchanges: u32) {
+    let world = World::new();
+    let gate = Gate::new();
+    let hanging = Arc::new(Semaphore::new(0));
+    let host = world.host(impatient(2, exchanges), vec![offer("a", plain(), gate.handler()), offer("k", mutex("k"), no_op())]);
+    let id = world.add("a").await;
+    world.until("the run", || gate.came() == 1).await;
+    world.fault("exchange", Fault::AnswerNever, 1);
+    let claimed = world.add_many("k", 3).await;
+    world
+        .until("a claim without an answer", || {
+            world.look(|model| model.rows.values().any(|row| row.host.is_some() && row.job.contract == "k"))
+        })
+        .await;
+    world.fault("exchange", Fault::Held(hanging.clone(), None), usize::MAX);
+    let renewals = world.count("renew");
+    world.until("renewals", || world.count("renew") > renewals + 5).await;
+    assert!(world.look(|model| model.rows.values().all(|row| row.host.is_none() || row.job.contract == "a")), "handed back, the slot too");
+    world.heal();
+    hanging.add_permits(1000);
+    world.all(&claimed, State::Completed).await;
+    gate.open(1);
+    world.one(id, State::Completed).await;
+    assert_eq!(world.details(id).await.summary.runs, 1);
+    assert!(host.numbers.report().unknown_rows >= 1);
+}
+
+/// Nothing ever comes back: every run is stopped before the lease could lapse, nothing has an effect any more, and
+/// when the store is there again everything is given back before anything else.
+async fn a_host_without_answers_stops_by_itself(exchanges: u32) {
+    let world = World::new();
+    let gate = Gate::new();
+    let (handler, refused) = first_is_stopped(&gate);
+    let host = world.host(impatient(2, exchanges), vec![offer("a", plain(), handler)]);
+    let ids = world.add_many("a", 2).await;
+    world.until("both", || gate.came() == 2).await;
+    for call in ["exchange", "renew", "hosts", "signals", "register", "deregister"] {
+        world.fault(call, Fault::Never, usize::MAX);
+    }
+    let renewals = world.count("renew");
+    world.until("a renewal that hangs", || world.count("renew") > renewals).await;
+    // The last good one was sent before: twelve seconds after it every run is over, three before the lease is.
+    world.jump(Duration::from_secs(12));
+    world.until("the refusal of every effect", || refused.load(Ordering::SeqCst) == 4).await;
+    assert_eq!(world.look(|model| model.rows.values().filter(|row| row.host.is_some()).count()), 2, "nothing could be written");
+    world.heal();
+    world.all(&ids, State::Completed).await;
+    for id in ids {
+        assert_eq!(world.events(id).await, ["Created", "Processing", "Requeued", "Processing", "Completed"]);
+        assert_eq!(world.details(id).await.summary.attempts, 1);
+    }
+    assert_eq!((host.numbers.report().late, host.numbers.report().unknown_rows), (0, 0));
+}
+
+/// Several batches on their way, every answer lost: each is recognised when it comes again.
+async fn several_lost_answers_are_recognised(exchanges: u32) {
+    let world = World::new();
+    let host = world.host(config_of(8, exchanges), vec![offer("a", plain(), no_op()), offer("k", mutex("k:{n}"), no_op())]);
+    world.fault("exchange", Fault::Slow(Duration::from_millis(1)), 6);
+    world.fault("exchange", Fault::ReplyLost(UNKNOWN), 6);
+    world.fault("exchange", Fault::Slow(Duration::from_millis(1)), 6);
+    world.fault("exchange", Fault::ReplyLost(UNKNOWN), 3);
+    let mut ids = world.add_many("a", 400).await;
+    for n in 0..40 {
+        ids.push(world.enqueue(world.job("k", &format!("{{\"n\":{}}}", n % 3))).await);
+    }
+    world.all(&ids, State::Completed).await;
+    for id in ids {
+        let events = world.events(id).await;
+        assert_eq!(events.iter().filter(|event| *event == "Completed").count(), 1, "{events:?}");
+        assert_eq!(world.details(id).await.summary.attempts, 1);
+    }
+    assert!(!host.task.is_finished());
+}
+
+/// Every case with one exchange at a time, and with three.
+macro_rules! with {
+    ($($case:ident),+ $(,)?) => {
+        mod with_one_exchange {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)] async fn $case() { super::$case(1).await; })+
+        }
+        mod with_three_exchanges {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)] async fn $case() { super::$case(3).await; })+
+        }
+    };
+}
+
+with! {
+    a_host_that_was_taken_for_dead_stops_everything_and_works_on_under_a_new_number,
+    a_run_that_ends_after_its_host_was_taken_for_dead_changes_nothing,
+    a_lapsed_lease_gives_everything_back_before_it_renews,
+    a_claim_that_failed_is_made_again,
+    an_outage_loses_and_doubles_nothing,
+    ends_whose_answer_was_lost_are_recognised_when_they_come_again,
+    rows_of_a_claim_whose_answer_was_lost_are_given_back,
+    a_driver_that_panics_does_not_take_the_loop_with_it,
+    a_renewal_never_overlaps_a_claim,
+    a_dead_host_is_rescued_and_a_slow_one_is_not,
+    ends_go_on_beside_a_renewal,
+    a_run_is_not_stopped_for_what_its_job_was_before,
+    calls_that_never_return_are_made_again,
+    a_claim_that_never_returns_does_not_cost_the_lease,
+    a_host_without_answers_stops_by_itself,
+    several_lost_answers_are_recognised,
 }

@@ -3,9 +3,12 @@
 mod cancelling;
 mod children;
 mod faults;
+mod groups;
 mod output;
+mod pausing;
 mod quiet;
 mod running;
+mod several;
 mod state;
 mod stopping;
 mod waking;

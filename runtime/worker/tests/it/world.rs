@@ -43,6 +43,10 @@ pub enum Fault {
     Slow(Duration),
     /// The driver panics before it does anything.
     Panic,
+    /// Nothing is done, and nothing is ever answered.
+    Never,
+    /// It is done, and that is never answered.
+    AnswerNever,
 }
 
 struct Planned {
@@ -58,8 +62,13 @@ pub struct Record {
     counts: Mutex<BTreeMap<&'static str, usize>>,
     /// Calls that were done, in order, with the settles of exchanges.
     done: Mutex<Vec<(&'static str, Vec<Settle>)>>,
+    /// Exchanges under way, now and at most.
     exchanging: AtomicUsize,
+    most_exchanging: AtomicUsize,
+    claiming: AtomicUsize,
     renewing: AtomicUsize,
+    /// Renewals and publications.
+    comparing: AtomicUsize,
     overlaps: AtomicUsize,
     /// Jobs claimed and not settled, now and at most.
     outstanding: Mutex<(i64, i64)>,
@@ -102,7 +111,11 @@ impl TestStore {
                     return failure(*kind);
                 }
             }
-            Some(Fault::ReplyLost(_) | Fault::AnswerHeld(_)) | None => {}
+            Some(Fault::Never) => {
+                self.bump();
+                std::future::pending::<()>().await;
+            }
+            Some(Fault::ReplyLost(_) | Fault::AnswerHeld(_) | Fault::AnswerNever) | None => {}
         }
         let before = self.model.look(wanted);
         let answer = run.await;
@@ -110,7 +123,7 @@ impl TestStore {
             self.record.done.lock().unwrap().push((call, settles.to_vec()));
         }
         let after = self.model.look(wanted);
-        if after.iter().any(|entry| !before.contains(entry)) || call == "serve" {
+        if after.iter().any(|entry| !before.contains(entry)) || ANNOUNCED.contains(&call) {
             self.version.send_modify(|version| *version += 1);
         }
         self.bump();
@@ -120,6 +133,7 @@ impl TestStore {
                 gate.acquire().await.expect("the gate is never closed").forget();
                 answer
             }
+            Some(Fault::AnswerNever) => std::future::pending().await,
             _ => answer,
         }
     }
@@ -128,6 +142,9 @@ impl TestStore {
         self.activity.send_modify(|activity| *activity += 1);
     }
 }
+
+/// Calls after which somebody should look, whatever they changed.
+const ANNOUNCED: [&str; 5] = ["serve", "pause_queue", "resume_queue", "pause_host", "resume_host"];
 
 /// What somebody should hear of: runnable, due later, or to be cancelled.
 fn wanted(model: &Model) -> Vec<(JobHandle, Place, UnixMillis)> {
@@ -145,10 +162,12 @@ impl Store for TestStore {
         self.command("register", &[], self.model.register(info)).await
     }
     async fn serve(&self, host: HostId, served: Vec<Served>) -> Result<()> {
+        let _busy = Busy::new(&self.record, &self.record.comparing, &self.record.claiming);
         self.command("serve", &[], self.model.serve(host, served)).await
     }
     async fn renew(&self, params: RenewParams) -> Result<Renewed> {
-        let _busy = Busy::new(&self.record, &self.record.renewing, &self.record.exchanging);
+        let _renewing = Busy::new(&self.record, &self.record.renewing, &NOTHING);
+        let _busy = Busy::new(&self.record, &self.record.comparing, &self.record.claiming);
         self.command("renew", &[], self.model.renew(params)).await
     }
     async fn deregister(&self, host: HostId, now: UnixMillis) -> Result<()> {
@@ -161,7 +180,9 @@ impl Store for TestStore {
         self.command("rescue", &[], self.model.rescue(host, renewals, max_deaths, now)).await
     }
     async fn exchange(&self, params: ExchangeParams) -> Result<Exchanged> {
-        let _busy = Busy::new(&self.record, &self.record.exchanging, &self.record.renewing);
+        let _exchanging = Busy::new(&self.record, &self.record.exchanging, &NOTHING);
+        self.record.most_exchanging.fetch_max(self.record.exchanging.load(Ordering::SeqCst), Ordering::SeqCst);
+        let _claiming = params.claim.is_some().then(|| Busy::new(&self.record, &self.record.claiming, &self.record.comparing));
         let settles = Arc::clone(&params.settles);
         let record = Arc::clone(&self.record);
         self.command("exchange", &settles, async {
@@ -253,6 +274,9 @@ impl Store for TestStore {
         self.model.served_contracts().await
     }
 }
+
+/// What overlaps with nothing.
+static NOTHING: AtomicUsize = AtomicUsize::new(0);
 
 /// Counts a call as under way, and notes when one of the other kind is.
 struct Busy<'a>(&'a AtomicUsize);
@@ -447,7 +471,12 @@ pub async fn limited<T>(what: &str, future: impl Future<Output = T>) -> T {
 
 /// Settings under which nothing but the case itself decides what happens.
 pub fn config(workers: u32) -> HostConfig {
-    HostConfig { poll_every: Duration::from_secs(3600), ..HostConfig::new("host", workers) }
+    HostConfig { poll_every: Some(Duration::from_secs(3600)), ..HostConfig::new("host", workers) }
+}
+
+/// The same with so many exchanges at once.
+pub fn config_of(workers: u32, exchanges: u32) -> HostConfig {
+    HostConfig { exchanges: Some(exchanges), ..config(workers) }
 }
 
 impl World {
@@ -506,6 +535,11 @@ impl World {
         self.store.record.plan.lock().unwrap().push(Planned { call, fault, times });
     }
 
+    /// Whether every fault that was planned for this call has been met with.
+    pub fn met(&self, call: &'static str) -> bool {
+        self.store.record.plan.lock().unwrap().iter().all(|planned| planned.call != call || planned.times == 0)
+    }
+
     /// No more faults of this call.
     pub fn heal_only(&self, call: &'static str) {
         self.store.record.plan.lock().unwrap().retain(|planned| planned.call != call);
@@ -545,7 +579,17 @@ impl World {
         self.store.record.outstanding.lock().unwrap().1
     }
 
-    /// How often a renewal and an exchange were under way together.
+    /// The most exchanges that were under way at once.
+    pub fn most_at_once(&self) -> usize {
+        self.store.record.most_exchanging.load(Ordering::SeqCst)
+    }
+
+    /// Whether a renewal is under way.
+    pub fn is_renewing(&self) -> bool {
+        self.store.record.renewing.load(Ordering::SeqCst) > 0
+    }
+
+    /// How often a claim was under way together with a renewal or a publication.
     pub fn overlaps(&self) -> usize {
         self.store.record.overlaps.load(Ordering::SeqCst)
     }

@@ -191,19 +191,24 @@ END $$;
 -- A host's regular tick. Renews its lease, which from then on nobody's rescue takes; hands back the rows under its name
 -- that it does not know, and names the runs it knows that are not its own; gives unclaimed reservations back (not with a
 -- NULL patience); folds counters; looks at every host.
+-- `p_number` counts the renewals of a host as it sends them, so that one which the network has held back is known when a
+-- later one was written: what the host has claimed since is not in its list, and must not be handed back.
 -- Locks: the host's row, which only a rescue holds for longer than a moment; everything else only where it is free.
 CREATE OR REPLACE FUNCTION warp.renew_host(
-    p_host int, p_jobs bigint[], p_tokens bigint[], p_patience bigint, p_now bigint,
+    p_host int, p_number bigint, p_jobs bigint[], p_tokens bigint[], p_patience bigint, p_now bigint,
     OUT handed_back int, OUT lost int[], OUT expired int, OUT reserved bool, OUT hosts text
 ) LANGUAGE plpgsql AS $$
 DECLARE
     v_now bigint := coalesce(p_now, warp.clock());
+    is_newest bool;
     v_unknown bigint[];
     v_keys bigint[];
     v_rows warp.state_row[];
 BEGIN
-    UPDATE warp.host h SET renewals = h.renewals + 1, renewed_at = v_now WHERE h.id = p_host;
-    IF NOT FOUND THEN
+    UPDATE warp.host h SET renewals = coalesce(p_number, h.renewals + 1), renewed_at = v_now
+     WHERE h.id = p_host AND (p_number IS NULL OR h.renewals < p_number);
+    is_newest := FOUND;
+    IF NOT is_newest AND NOT EXISTS (SELECT FROM warp.host h WHERE h.id = p_host) THEN
         PERFORM warp.host_lost(p_host);
     END IF;
     -- The places, from 1, of what is known there and not here.
@@ -218,7 +223,7 @@ BEGIN
       LEFT JOIN LATERAL unnest(l.keys) u0 (key) ON true
      CROSS JOIN LATERAL (SELECT l.handle, u0.key) u;
     handed_back := 0;
-    IF v_unknown IS NOT NULL THEN
+    IF is_newest AND v_unknown IS NOT NULL THEN
         v_keys := warp.try_lock_keys(v_keys);
         v_unknown := array(SELECT r.handle FROM warp.running r
                             WHERE r.host = p_host AND r.handle = ANY (v_unknown) AND (r.keys IS NULL OR r.keys <@ v_keys));
@@ -263,6 +268,22 @@ BEGIN
     PERFORM warp.announce_keys(v_left.keys);
 END $$;
 
+-- Ends the statements that hold a host's lock. One whose client has stopped reading (a frozen host, a silent network) can
+-- wait in the middle of its answer for as long as that client likes, with all its locks, and no timeout of the server's
+-- ends it. Without the right to (the host came under another name) it is waited for after all.
+CREATE OR REPLACE FUNCTION warp.end_statements_of(p_host int) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    -- Two numbers make a lock whose objsubid is 2. Only the host's own statements hold it shared.
+    PERFORM pg_terminate_backend(l.pid)
+       FROM pg_locks l
+      WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.mode = 'ShareLock' AND l.granted
+        AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+        AND l.classid::bigint = hashtext('warp.host')::bigint & 4294967295 AND l.objid::bigint = p_host
+        AND l.pid <> pg_backend_pid();
+EXCEPTION WHEN insufficient_privilege THEN
+    RAISE WARNING 'the statements of host % cannot be ended; waiting for them', p_host;
+END $$;
+
 -- B5: the rows of a dead host go back, uncharged, if it has not renewed since; after too many deaths a job is Failed. From
 -- the host's lock on none of its claims commits, and its renewal finds no row.
 CREATE OR REPLACE FUNCTION warp.rescue_host(
@@ -277,7 +298,13 @@ DECLARE
 BEGIN
     requeued := 0;
     exhausted := 0;
-    PERFORM pg_advisory_xact_lock(hashtext('warp.host'), p_host);
+    IF NOT pg_try_advisory_xact_lock(hashtext('warp.host'), p_host) THEN
+        IF NOT EXISTS (SELECT FROM warp.host h WHERE h.id = p_host AND h.renewals = p_renewals) THEN
+            RETURN;
+        END IF;
+        PERFORM warp.end_statements_of(p_host);
+        PERFORM pg_advisory_xact_lock(hashtext('warp.host'), p_host);
+    END IF;
     PERFORM FROM warp.host h WHERE h.id = p_host AND h.renewals = p_renewals FOR UPDATE;
     IF NOT FOUND THEN
         RETURN;

@@ -2,7 +2,8 @@
 //!
 //! Each is one call of a function; locking and indexes stand with it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use sqlx::postgres::PgRow;
@@ -23,6 +24,35 @@ pub(crate) async fn register(db: &Db, clock: Clock, locks: LockKind, info: HostI
     Ok(HostId(i64::from(get::<i32>(&db.row(sql).await?, 0)?)))
 }
 
+/// The number of each host's last renewal, counted as they are sent: one that the network has held back must not be
+/// taken for a new one. Only of hosts that were registered here; of others the server counts.
+#[derive(Default)]
+pub(crate) struct Renewals(Mutex<HashMap<HostId, i64>>);
+
+impl Renewals {
+    /// It has registered.
+    pub(crate) fn begin(&self, host: HostId) {
+        self.locked().insert(host, 0);
+    }
+
+    /// It has left, or is going to.
+    pub(crate) fn end(&self, host: HostId) {
+        self.locked().remove(&host);
+    }
+
+    /// The number of the renewal that is sent now.
+    fn next(&self, host: HostId) -> Option<i64> {
+        let mut numbers = self.locked();
+        let number = numbers.get_mut(&host)?;
+        *number += 1;
+        Some(*number)
+    }
+
+    fn locked(&self) -> MutexGuard<'_, HashMap<HostId, i64>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// `now` is nothing where the server's clock counts.
 pub(crate) async fn serve(db: &Db, host: HostId, served: Vec<Served>, now: Option<i64>) -> Result<(), Fault> {
     let contracts: BTreeSet<String> = served.iter().map(|served| served.declarations.contract.clone()).collect();
@@ -32,21 +62,24 @@ pub(crate) async fn serve(db: &Db, host: HostId, served: Vec<Served>, now: Optio
 }
 
 /// Whatever else a tick cannot do, it renews: a fault of the rest is told, and the lease renewed without it.
-pub(crate) async fn renew(db: &Db, clock: Clock, params: &RenewParams) -> Result<Renewed, Fault> {
-    match tick(db, clock, params, Some(params.patience)).await {
+pub(crate) async fn renew(db: &Db, clock: Clock, renewals: &Renewals, params: &RenewParams) -> Result<Renewed, Fault> {
+    let number = renewals.next(params.host);
+    match tick(db, clock, number, params, Some(params.patience)).await {
         Err(fault) if matches!(fault.kind(), StoreErrorKind::Internal | StoreErrorKind::Invalid | StoreErrorKind::Busy) => {
             tracing::warn!(error = fault.text(), "unclaimed reservations could not be returned");
-            tick(db, clock, params, None).await
+            // Nothing of the first has happened, so this is still the same renewal.
+            tick(db, clock, number, params, None).await
         }
         answer => answer,
     }
 }
 
-async fn tick(db: &Db, clock: Clock, params: &RenewParams, patience: Option<Duration>) -> Result<Renewed, Fault> {
+async fn tick(db: &Db, clock: Clock, number: Option<i64>, params: &RenewParams, patience: Option<Duration>) -> Result<Renewed, Fault> {
     let RenewParams { host, known, patience: _, now } = params;
     let (jobs, tokens): (Vec<i64>, Vec<i64>) = known.iter().map(|(job, token)| (job.0, token.0)).unzip();
-    let sql = Sql::new("SELECT r.handed_back, r.lost, r.expired, r.reserved, r.hosts FROM warp.renew_host($1, $2, $3, $4, $5) r")
+    let sql = Sql::new("SELECT r.handed_back, r.lost, r.expired, r.reserved, r.hosts FROM warp.renew_host($1, $2, $3, $4, $5, $6) r")
         .arg(host_number(*host)?)
+        .arg(number)
         .arg(jobs)
         .arg(tokens)
         .arg(patience.map(millis))

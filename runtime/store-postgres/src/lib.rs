@@ -47,6 +47,7 @@ use warp_store::{
 use crate::call::Db;
 use crate::error::Fault;
 use crate::exchange::Exchange;
+use crate::hosts::Renewals;
 use crate::intern::Interned;
 use crate::listen::Listener;
 use crate::orphans::Orphans;
@@ -97,6 +98,7 @@ impl OpenOptions {
 pub struct PostgresStore {
     core: Arc<Core>,
     listener: Listener,
+    renewals: Renewals,
     orphans: Orphans,
     locks: LockKind,
     /// The latest instant that a caller has named, for the one command that names none; see [`Clock::Caller`].
@@ -129,7 +131,7 @@ impl PostgresStore {
         };
         let (db, locks, listener) = opened.await.map_err(|fault: Fault| fault.into_error("open the database"))?;
         let core = Arc::new(Core { db, interned: Interned::default(), clock });
-        Ok(PostgresStore { core, listener, orphans: Orphans::default(), locks, latest: AtomicI64::new(0) })
+        Ok(PostgresStore { core, listener, orphans: Orphans::default(), renewals: Renewals::default(), locks, latest: AtomicI64::new(0) })
     }
 
     /// The address for people, without a password.
@@ -193,7 +195,8 @@ impl Store for PostgresStore {
 
     async fn register(&self, info: HostInfo) -> Result<HostId> {
         let now = info.now;
-        self.tell("register a host", Some(now), hosts::register(&self.core.db, self.core.clock, self.locks, info)).await
+        let registered = hosts::register(&self.core.db, self.core.clock, self.locks, info);
+        self.tell("register a host", Some(now), registered).await.inspect(|host| self.renewals.begin(*host))
     }
 
     async fn serve(&self, host: HostId, served: Vec<Served>) -> Result<()> {
@@ -203,10 +206,11 @@ impl Store for PostgresStore {
 
     async fn renew(&self, params: RenewParams) -> Result<Renewed> {
         self.orphans.wait(ORPHAN_PATIENCE).await;
-        self.tell("renew a lease", Some(params.now), hosts::renew(&self.core.db, self.core.clock, &params)).await
+        self.tell("renew a lease", Some(params.now), hosts::renew(&self.core.db, self.core.clock, &self.renewals, &params)).await
     }
 
     async fn deregister(&self, host: HostId, now: UnixMillis) -> Result<()> {
+        self.renewals.end(host);
         self.tell("deregister a host", Some(now), hosts::deregister(&self.core.db, self.core.clock, host, now)).await
     }
 

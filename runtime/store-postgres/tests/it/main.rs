@@ -2,6 +2,7 @@
 
 mod conformance;
 mod connections;
+mod faults;
 mod model;
 mod poolers;
 mod tls;

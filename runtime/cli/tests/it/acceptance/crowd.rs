@@ -1,4 +1,4 @@
-//! A thousand jobs on eight keys, two processes on one file: who ran beside whom.
+//! A thousand jobs on eight keys, two processes on one database: who ran beside whom.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -6,6 +6,13 @@ use std::time::Instant;
 use warp_domain::ending::State;
 
 use super::{Entry, Host, Scene, ended, size};
+
+on_each_scene! {
+    a_mutex_holds_across_two_processes_and_nobody_is_refused_again_and_again
+    a_mutex_holds_where_neither_process_can_hold_every_key
+    a_semaphore_of_three_is_filled_and_never_exceeded
+    skip_deletes_the_surplus_and_names_who_was_in_the_way
+}
 
 const KEYS: usize = 8;
 
@@ -52,35 +59,27 @@ fn waited(scene: &Scene, ran: &Ran, limit: usize) {
     assert!(ran.again <= jobs() as i64 / 20, "{} refusals after the first parking are more than 0.05 per job", ran.again);
 }
 
-#[test]
-fn a_mutex_holds_across_two_processes_and_nobody_is_refused_again_and_again() {
-    let scene = Scene::new();
-    let ran = crowd(&scene, r#"mutex = { key = "work:{key}", mode = "wait" }"#, "16", 2);
-    waited(&scene, &ran, 1);
+fn a_mutex_holds_across_two_processes_and_nobody_is_refused_again_and_again(scene: &Scene) {
+    let ran = crowd(scene, r#"mutex = { key = "work:{key}", mode = "wait" }"#, "16", 2);
+    waited(scene, &ran, 1);
     scene.ledger().assert_tokens_grow();
 }
 
 /// With fewer workers than keys in each process neither can hold them all, so keys go back and forth.
-#[test]
-fn a_mutex_holds_where_neither_process_can_hold_every_key() {
-    let scene = Scene::new();
-    let ran = crowd(&scene, r#"mutex = { key = "work:{key}", mode = "wait" }"#, "4", 10);
-    waited(&scene, &ran, 1);
+fn a_mutex_holds_where_neither_process_can_hold_every_key(scene: &Scene) {
+    let ran = crowd(scene, r#"mutex = { key = "work:{key}", mode = "wait" }"#, "4", 10);
+    waited(scene, &ran, 1);
     scene.ledger().assert_tokens_grow();
     assert!(ran.settled.iter().all(|settled| *settled > 0), "one of them did everything: {:?}", ran.settled);
 }
 
-#[test]
-fn a_semaphore_of_three_is_filled_and_never_exceeded() {
-    let scene = Scene::new();
-    let ran = crowd(&scene, r#"semaphore = { key = "work:{key}", limit = 3 }"#, "16", 5);
-    waited(&scene, &ran, 3);
+fn a_semaphore_of_three_is_filled_and_never_exceeded(scene: &Scene) {
+    let ran = crowd(scene, r#"semaphore = { key = "work:{key}", limit = 3 }"#, "16", 5);
+    waited(scene, &ran, 3);
 }
 
-#[test]
-fn skip_deletes_the_surplus_and_names_who_was_in_the_way() {
-    let scene = Scene::new();
-    let ids = crowd(&scene, r#"mutex = { key = "work:{key}" }"#, "16", 2).ids;
+fn skip_deletes_the_surplus_and_names_who_was_in_the_way(scene: &Scene) {
+    let ids = crowd(scene, r#"mutex = { key = "work:{key}" }"#, "16", 2).ids;
     let ledger = scene.ledger();
     let most = ledger.most_at_once();
     assert!(most.values().all(|most| *most == 1), "two at once: {most:?}");

@@ -2,7 +2,7 @@
 //! was interrupted runs again soon and pays nothing.
 //!
 //! On SQLite a dead process is known by its lock and not waited for. One that is only frozen keeps its lock, so the
-//! lease decides, and what it does after waking is refused.
+//! lease decides, as it does for every host of a server; what a frozen one does after waking is refused.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -11,6 +11,11 @@ use rustix::process::Signal;
 use warp_domain::ending::State;
 
 use super::{Host, Scene, ended, size, wall};
+
+on_each_scene! {
+    killed_processes_lose_nothing_and_let_nothing_overlap
+    a_frozen_process_loses_its_jobs_after_the_lease_and_cannot_end_them_when_it_wakes
+}
 
 const KEYS: usize = 8;
 const LEASE: Duration = Duration::from_secs(6);
@@ -42,15 +47,14 @@ fn start(scene: &Scene) -> Host {
     Host::start(scene, &["--workers", "5", "--lease", "6s"], "ledger.wasm")
 }
 
-#[test]
-fn killed_processes_lose_nothing_and_let_nothing_overlap() {
-    let kills = size(50, 300);
-    let scene = Scene::new();
+fn killed_processes_lose_nothing_and_let_nothing_overlap(scene: &Scene) {
+    // On a server each death is waited for, until the lease is over.
+    let kills = if scene.ground.on_server() { size(6, 60) } else { size(50, 300) };
     scene.publish("[contract.work]\n[handler.work]\nmutex = { key = \"work:{key}\", mode = \"wait\" }");
     let seed = wall();
     let mut draw = Draw(seed);
     eprintln!("{kills} kills, seed {seed}");
-    let mut hosts = [(); 2].map(|()| start(&scene));
+    let mut hosts = [(); 2].map(|()| start(scene));
     let (mut ids, mut deaths) = (Vec::new(), Vec::new());
     for _ in 0..kills {
         let more: Vec<_> = (0..JOBS_BETWEEN).map(|job| format!(r#"{{"key":"k{}","ms":"{}"}}"#, job % KEYS, 1 + draw.below(40))).collect();
@@ -62,25 +66,23 @@ fn killed_processes_lose_nothing_and_let_nothing_overlap() {
         let victim = usize::from(draw.below(2) == 1);
         let pid = hosts[victim].pid();
         deaths.push(Death { pid, at: hosts[victim].kill() });
-        hosts[victim] = start(&scene);
+        hosts[victim] = start(scene);
     }
     scene.until("the end of every job", |overview| ended(overview) == ids.len() as u64);
     for host in hosts {
         host.stop();
     }
-    let slowest = judge(&scene, &ids, &deaths);
+    let slowest = judge(scene, &ids, &deaths);
     assert!(slowest <= LEASE + SWEEP + SLACK, "a job waited {slowest:?} for its rescue");
 }
 
-#[test]
-fn a_frozen_process_loses_its_jobs_after_the_lease_and_cannot_end_them_when_it_wakes() {
-    let scene = Scene::new();
+fn a_frozen_process_loses_its_jobs_after_the_lease_and_cannot_end_them_when_it_wakes(scene: &Scene) {
     scene.publish("[contract.hold]\n[handler.hold]\nmutex = { key = \"work:{key}\", mode = \"wait\" }");
     let hold = |key: &str| scene.enqueue("hold", [format!(r#"{{"does":"hold","key":"{key}","gate":"gate"}}"#)]).remove(0);
-    let frozen = start(&scene);
+    let frozen = start(scene);
     let id = hold("k");
     scene.until("the job to start", |_| scene.ledger().entries.len() == 1);
-    let other = start(&scene);
+    let other = start(scene);
     frozen.signal(Signal::STOP);
     let at = wall();
     scene.until("its second start", |_| scene.ledger().entries.len() == 2);

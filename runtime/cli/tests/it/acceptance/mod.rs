@@ -6,6 +6,18 @@
 //!
 //! `WARP_SOAK=1` runs the same tests at the sizes of a long night (`cargo xtask soak`).
 
+/// Makes two tests of each function, one for each database. The function is given the scene.
+macro_rules! on_each_scene {
+    ($($test:ident)*) => {
+        mod sqlite {
+            $(#[test] fn $test() { super::$test(&crate::acceptance::Scene::new()) })*
+        }
+        mod postgres {
+            $(#[test] fn $test() { super::$test(&crate::acceptance::Scene::on(crate::Ground::on_empty_server())) })*
+        }
+    };
+}
+
 mod crowd;
 mod killed;
 mod replaced;
@@ -27,18 +39,18 @@ use crate::Ground;
 use crate::stage::now;
 
 /// No wait of these tests is longer: what has not happened by then on a busy machine does not happen.
-const PATIENCE: Duration = Duration::from_secs(180);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
 
 /// How soon the database is looked at again where nothing announces a change.
 const AGAIN: Duration = Duration::from_millis(20);
 
 /// The larger number where somebody asked for a long run.
-fn size(usual: usize, soak: usize) -> usize {
+pub(crate) fn size(usual: usize, soak: usize) -> usize {
     if std::env::var_os("WARP_SOAK").is_some() { soak } else { usual }
 }
 
 /// The workspace's target directory: guests and compiled code are kept there between runs.
-fn target() -> PathBuf {
+pub(crate) fn target() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target")
 }
 
@@ -58,7 +70,7 @@ fn built(name: &str) -> PathBuf {
 }
 
 /// The guest that keeps the ledger, built on first use.
-fn ledger_guest() -> PathBuf {
+pub(crate) fn ledger_guest() -> PathBuf {
     static BUILT: OnceLock<()> = OnceLock::new();
     BUILT.get_or_init(|| build("tests/guests/Cargo.toml", "ledger"));
     built("ledger.wasm")
@@ -72,7 +84,7 @@ fn spinning_start_guest() -> PathBuf {
 }
 
 /// Nanoseconds of the wall clock, as the guest writes them.
-fn wall() -> u64 {
+pub(crate) fn wall() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970");
     u64::try_from(since.as_nanos()).expect("before the year 2554")
 }
@@ -85,9 +97,13 @@ struct Scene {
 }
 
 impl Scene {
-    /// An empty database, an empty plugins directory, and the folder of the ledger granted to the plugin `ledger`.
+    /// On a SQLite file.
     fn new() -> Self {
-        let ground = Ground::new();
+        Scene::on(Ground::new())
+    }
+
+    /// An empty database, an empty plugins directory, and the folder of the ledger granted to the plugin `ledger`.
+    fn on(ground: Ground) -> Self {
         ground.run(&["migrate"]).good();
         for folder in ["plugins", "out"] {
             std::fs::create_dir(ground.path(folder)).expect("a directory");
@@ -171,7 +187,7 @@ fn digest_of(file: &Path) -> Digest {
 }
 
 /// How many jobs have ended, whichever way.
-fn ended(overview: &Overview) -> u64 {
+pub(crate) fn ended(overview: &Overview) -> u64 {
     use warp_domain::ending::State::{Completed, Deleted, Failed};
     [Completed, Deleted, Failed].iter().filter_map(|state| overview.states.get(state)).sum()
 }
@@ -179,7 +195,7 @@ fn ended(overview: &Overview) -> u64 {
 // ------------------------------------------------------------------------------------------------- hosts
 
 /// A running `warp-host run`, killed when the test lets go of it.
-struct Host {
+pub(crate) struct Host {
     child: Child,
     lines: Arc<(Mutex<Vec<String>>, Condvar)>,
 }
@@ -188,7 +204,12 @@ impl Host {
     /// Starts a host and waits until it has loaded the plugin in `file`.
     #[track_caller]
     fn start(scene: &Scene, args: &[&str], file: &str) -> Self {
-        let mut command = scene.ground.command();
+        Host::spawn(scene.ground.command(), args, file)
+    }
+
+    /// The same for a program that is ready to be given arguments.
+    #[track_caller]
+    pub(crate) fn spawn(mut command: Command, args: &[&str], file: &str) -> Self {
         command.args(["run", "--log-format", "json", "--log-level", "info,warp_host=debug"]).args(args);
         let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the program starts");
         let stderr = child.stderr.take().expect("a pipe");
@@ -211,7 +232,7 @@ impl Host {
 
     /// Waits for a line of its log, printed before or from now on.
     #[track_caller]
-    fn wait_for(&self, what: &str, wanted: impl Fn(&str) -> bool) -> String {
+    pub(crate) fn wait_for(&self, what: &str, wanted: impl Fn(&str) -> bool) -> String {
         let (lines, news) = &*self.lines;
         let lines = lines.lock().expect("no panic");
         let waiting = |lines: &mut Vec<String>| !lines.iter().any(|line| wanted(line));
@@ -220,13 +241,13 @@ impl Host {
         found.unwrap_or_else(|| panic!("still waiting for {what}; the host's log:\n{}", lines.join("\n")))
     }
 
-    fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).expect("it runs");
     }
 
     /// Stops it gracefully and returns its numbers.
     #[track_caller]
-    fn stop(mut self) -> serde_json::Value {
+    pub(crate) fn stop(mut self) -> serde_json::Value {
         self.signal(Signal::TERM);
         let line = self.wait_for("its numbers", |line| line.contains("\"numbers of this host\""));
         let status = self.child.wait().expect("it ends");
@@ -235,11 +256,23 @@ impl Host {
     }
 
     /// `kill -9`. Returns the instant before, on the ledger's clock.
-    fn kill(&mut self) -> u64 {
+    pub(crate) fn kill(&mut self) -> u64 {
         let at = wall();
         self.child.kill().expect("it runs");
         self.child.wait().expect("it ends");
         at
+    }
+}
+
+impl Host {
+    /// Whether the process is still the one that was started.
+    pub(crate) fn is_alive(&mut self) -> bool {
+        self.child.try_wait().is_ok_and(|ended| ended.is_none())
+    }
+
+    /// How many lines of its log are like this.
+    pub(crate) fn count(&self, wanted: impl Fn(&str) -> bool) -> usize {
+        self.lines.0.lock().expect("no panic").iter().filter(|line| wanted(line)).count()
     }
 }
 

@@ -10,6 +10,10 @@ use warp_store::{JobDetails, JobFilter, Waiting};
 
 use super::{Host, Scene, ended, size};
 
+on_each_scene! {
+    five_that_wait_while_the_limit_is_raised_stay_at_the_old_one_until_an_operator_sets_it
+}
+
 const KEYS: usize = 4;
 
 /// What one version declares.
@@ -157,14 +161,12 @@ fn digests(job: &JobDetails) -> Vec<String> {
     starts.map(|row| row.digest.expect("a start names its version").to_string()).collect()
 }
 
-#[test]
-fn five_that_wait_while_the_limit_is_raised_stay_at_the_old_one_until_an_operator_sets_it() {
-    let scene = Scene::new();
+fn five_that_wait_while_the_limit_is_raised_stay_at_the_old_one_until_an_operator_sets_it(scene: &Scene) {
     let handlers = |limit: u32| {
         format!("[contract.hold]\n[handler.hold]\nsemaphore = {{ key = \"bank\", limit = {limit} }}\n[contract.work]\n[handler.work]")
     };
     let old = scene.publish(&handlers(1));
-    let host = Host::start(&scene, &["--workers", "16"], "ledger.wasm");
+    let host = Host::start(scene, &["--workers", "16"], "ledger.wasm");
     let hold = |count: usize| scene.enqueue("hold", (0..count).map(|_| r#"{"does":"hold","key":"bank","gate":"gate"}"#.to_owned()));
     let started = || scene.ledger().entries.iter().filter(|entry| entry.key == "bank").count();
     let holder = hold(1).remove(0);

@@ -6,14 +6,16 @@ use warp_domain::ending::State;
 
 use super::{Host, Scene, ended, spinning_start_guest};
 
+on_each_scene! {
+    spinning_sleeping_and_spinning_start_code_are_stopped_beside_neighbours_that_notice_nothing
+}
+
 const DEADLINE: Duration = Duration::from_secs(2);
 /// How late a stop may be on a machine that is busy with other tests. The figure itself is printed.
 const LATE: Duration = Duration::from_secs(1);
 const NEIGHBOURS: usize = 300;
 
-#[test]
-fn spinning_sleeping_and_spinning_start_code_are_stopped_beside_neighbours_that_notice_nothing() {
-    let scene = Scene::new();
+fn spinning_sleeping_and_spinning_start_code_are_stopped_beside_neighbours_that_notice_nothing(scene: &Scene) {
     let timeout = r#"timeout = { per_attempt = "2s" }"#;
     scene.publish(&format!("[contract.work]\n[handler.work]\n[contract.stuck]\n[handler.stuck]\n{timeout}"));
     scene.ground.write(
@@ -22,7 +24,7 @@ fn spinning_sleeping_and_spinning_start_code_are_stopped_beside_neighbours_that_
     );
     let guest = spinning_start_guest();
     scene.ground.run(&["pack", guest.to_str().expect("UTF-8"), "spinning.toml", "-o", "plugins/spinning.wasm"]).good();
-    let host = Host::start(&scene, &["--workers", "12"], "ledger.wasm");
+    let host = Host::start(scene, &["--workers", "12"], "ledger.wasm");
     host.wait_for("the other plugin", |line| line.contains("\"plugin loaded\"") && line.contains("\"spinning.wasm\""));
 
     // As many spinners as cores, one of them in its start code, and as many that sleep.

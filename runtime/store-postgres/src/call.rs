@@ -33,6 +33,9 @@ use crate::settings::{ConnectSettings, StatementMode};
 const TRIES: u32 = 6;
 /// The longest pause before the second try; each further one is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_millis(8);
+/// An urgent statement that gets no answer for so long is sent elsewhere: a lease must not lapse behind one connection
+/// that has gone silent.
+const URGENT_PATIENCE: Duration = Duration::from_secs(5);
 /// What the server is told to end by itself is given so much longer here, so that its own answer is heard.
 const GRACE: Duration = Duration::from_secs(2);
 
@@ -59,7 +62,8 @@ impl Sql {
         self
     }
 
-    /// May use one connection beyond the pool's size, so that it never waits behind work: renewing a lease.
+    /// May use one connection beyond the pool's size, so that it never waits behind work, and gets an answer or an error
+    /// within seconds: renewing a lease.
     #[must_use]
     pub fn urgent(mut self) -> Self {
         self.urgent = true;
@@ -508,7 +512,8 @@ impl Db {
     async fn try_once(&self, sql: &Sql) -> Result<Vec<PgRow>, Fault> {
         let pool = &self.0.pool;
         let mut lease = pool.lease(sql.urgent).await?;
-        let answer = tokio::time::timeout(self.0.patience, self.send(&mut lease.conn, sql)).await;
+        let patience = if sql.urgent { self.0.patience.min(URGENT_PATIENCE) } else { self.0.patience };
+        let answer = tokio::time::timeout(patience, self.send(&mut lease.conn, sql)).await;
         let fault = match answer {
             Ok(Ok(rows)) => {
                 pool.give_back(lease);
@@ -517,8 +522,7 @@ impl Db {
             Ok(Err(fault)) => fault,
             // The connection is closed with the lease; the server notices when it next writes to it.
             Err(_) => {
-                let text =
-                    format!("{} gave no answer to a statement in {:?}; whether it took effect is unknown", self.name(), self.0.patience);
+                let text = format!("{} gave no answer to a statement in {patience:?}; whether it took effect is unknown", self.name());
                 return Err(Fault::said(StoreErrorKind::OutcomeUnknown, text));
             }
         };

@@ -25,8 +25,8 @@ use crate::settings::{ConnectSettings, Target};
 
 /// How long a connection may have been idle to be trusted without a sign of life.
 const TRUSTED: Duration = Duration::from_secs(1);
-/// How long the sign of life may take. It is no statement, only a round trip.
-const PING_PATIENCE: Duration = Duration::from_secs(5);
+/// How long the sign of life may take, if a new connection may not take less. It is no statement, only a round trip.
+const PING_PATIENCE: Duration = Duration::from_secs(3);
 /// Even a busy connection is replaced after so long: a backend's caches only grow, and a new one asks for the password.
 const LIFETIME: Duration = Duration::from_secs(30 * 60);
 /// How long closing may wait for the network.
@@ -182,8 +182,9 @@ impl Pool {
     /// statement does not wait behind a full pool. Dropped, it leaves nothing behind.
     pub(crate) async fn lease(&self, urgent: bool) -> Result<Lease, Fault> {
         let permit = self.permit(urgent).await?;
+        let patience = PING_PATIENCE.min(self.connector.patience);
         while let Some(Idle { mut conn, born, since }) = self.pop() {
-            if since.elapsed() < TRUSTED || matches!(tokio::time::timeout(PING_PATIENCE, conn.ping()).await, Ok(Ok(()))) {
+            if since.elapsed() < TRUSTED || matches!(tokio::time::timeout(patience, conn.ping()).await, Ok(Ok(()))) {
                 return Ok(Lease { conn, born, _permit: permit });
             }
             // Whoever restarted closed the others too.

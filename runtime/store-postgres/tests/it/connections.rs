@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use sqlx::Row as _;
 use warp_store::StoreErrorKind;
 use warp_store_postgres::bare::{Db, Listener, Sql, Texts, get, get_id};
 use warp_store_postgres::{ConnectSettings, Level, LockKind, MIGRATIONS, Pooling, SCHEMA_VERSION, StatementMode};
@@ -216,6 +217,85 @@ async fn after_a_second_of_silence_a_lost_connection_costs_no_statement() {
         tokio::time::sleep(Duration::from_millis(1100)).await;
         assert_eq!(number(&db, "SELECT 1::int8").await, 1, "{mode:?}");
     }
+}
+
+#[tokio::test]
+async fn a_network_that_has_gone_silent_costs_no_statement_and_is_used_again() {
+    let database = database();
+    let proxy = Proxy::in_front_of(database.url()).expect("a proxy");
+    let settings = ConnectSettings {
+        connect_timeout: Duration::from_millis(300),
+        statement_timeout: Duration::from_millis(500),
+        ..settings(&proxy.url(database.url()), StatementMode::Simple)
+    };
+    let db = open(&settings).await;
+    number(&db, "SELECT 1::int8").await;
+    proxy.freeze();
+    let fault = db.row(Sql::new("SELECT 1")).await.err().expect("silence");
+    assert_eq!(fault.kind(), StoreErrorKind::OutcomeUnknown, "it had been sent: {}", fault.text());
+    proxy.thaw();
+    number(&db, "SELECT 1::int8").await;
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    proxy.freeze();
+    let fault = db.row(Sql::new("SELECT 1")).await.err().expect("silence");
+    assert_eq!(fault.kind(), StoreErrorKind::Unavailable, "it was not sent: {}", fault.text());
+    proxy.thaw();
+    assert_eq!(number(&db, "SELECT 1::int8").await, 1);
+}
+
+#[tokio::test]
+async fn a_sign_of_life_is_no_statement() {
+    let cluster = Cluster::functional().start().expect("a cluster");
+    let database = cluster.database().expect("a database");
+    let other = cluster.database().expect("another database, where nothing is counted");
+    let watcher = open(&settings(other.url(), StatementMode::Simple)).await;
+    let db = open(&ConnectSettings { application_name: "asked".to_owned(), ..settings(database.url(), StatementMode::Simple) }).await;
+    for _ in 0..3 {
+        number(&db, "SELECT 1::int8").await;
+        tokio::time::sleep(Duration::from_millis(1050)).await;
+    }
+    drop(db);
+    while number(&watcher, "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'asked'").await > 0 {}
+    // Three, and the beginning of the one session that all three used.
+    let row = watcher.row(Sql::new("SELECT xact_commit, sessions FROM pg_stat_database WHERE datname = $1").arg(database.name())).await;
+    let row = row.unwrap_or_else(|fault| panic!("{}", fault.text()));
+    let (commits, sessions): (i64, i64) = (get(&row, 0).expect("a number"), get(&row, 1).expect("a number"));
+    assert_eq!((commits, sessions), (4, 1));
+}
+
+#[tokio::test]
+async fn a_primary_that_was_demoted_is_left_for_the_next_one() {
+    let database = database();
+    let name = database.name();
+    database.execute(&format!("CREATE TABLE t (x int8); ALTER DATABASE {name} SET default_transaction_read_only = on")).expect("read-only");
+    for mode in [StatementMode::Prepared, StatementMode::Simple] {
+        let db = open(&settings(database.url(), mode)).await;
+        let write = || Sql::new("INSERT INTO t VALUES (1)");
+        let fault = db.rows(write()).await.expect_err("read-only");
+        assert_eq!(fault.kind(), StoreErrorKind::Unavailable, "{}", fault.text());
+        assert!(fault.text().contains("name the primary"), "{}", fault.text());
+        // The address leads to another server from now on; only a new connection sees that.
+        database
+            .execute(&format!("SET transaction_read_only = off; ALTER DATABASE {name} RESET default_transaction_read_only"))
+            .expect("the next one");
+        db.rows(write()).await.unwrap_or_else(|fault| panic!("{mode:?}: {}", fault.text()));
+        database.execute(&format!("ALTER DATABASE {name} SET default_transaction_read_only = on")).expect("read-only");
+    }
+}
+
+#[tokio::test]
+async fn a_migration_under_prepared_statements_costs_none() {
+    let database = database();
+    database.execute("CREATE TABLE t (x int8); INSERT INTO t VALUES (1)").expect("a table");
+    let db = open(&settings(database.url(), StatementMode::Prepared)).await;
+    let all = || db.rows(Sql::new("SELECT * FROM t, pg_sleep(0.01)"));
+    // Every connection of the pool has it prepared.
+    for done in [tokio::join!(all(), all(), all(), all(), all())].into_iter().flat_map(|(a, b, c, d, e)| [a, b, c, d, e]) {
+        done.unwrap_or_else(|fault| panic!("{}", fault.text()));
+    }
+    database.execute("ALTER TABLE t ADD y int8").expect("another shape");
+    let rows = all().await.unwrap_or_else(|fault| panic!("{}", fault.text()));
+    assert_eq!(rows[0].len(), 3, "x, y and the sleep");
 }
 
 #[tokio::test]

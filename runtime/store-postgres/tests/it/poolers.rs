@@ -9,7 +9,7 @@ use warp_store::StoreErrorKind;
 use warp_store_postgres::bare::{Db, Listener, Sql};
 use warp_store_postgres::{ConnectSettings, Level, LockKind, Pooling, StatementMode};
 use warp_store_postgres::{doctor, migrate, pooling, schema_version};
-use warp_test_servers::{Database, PgBouncer, PoolMode, database};
+use warp_test_servers::{Database, PgBouncer, PoolMode, Proxy, database};
 
 use crate::connections::{check_arguments, number, open, settings};
 
@@ -90,9 +90,15 @@ async fn statements_work_through_every_mode_with_one_client_and_fifty() {
             }
             let (_pooler, url) = behind(&database, mode, size);
             for sending in [StatementMode::Auto, StatementMode::Simple] {
-                let lone = open(&settings(&url, sending)).await;
+                let proxy = Proxy::in_front_of(&url).expect("a proxy");
+                let lone = open(&settings(&proxy.url(&url), sending)).await;
                 check_arguments(&lone).await;
-                drop(lone);
+                // After a second it is asked for a sign of life; the pooler passes that on, and no new connection is made.
+                tokio::time::sleep(Duration::from_millis(1100)).await;
+                let made = proxy.accepted();
+                check_arguments(&lone).await;
+                assert_eq!(proxy.accepted(), made, "{mode:?}");
+                drop((lone, proxy));
                 // Fifty hosts with a pool of one, or as many as there are sessions for: two each, while they are opened.
                 let clients = if mode == PoolMode::Session { 10 } else { 50 };
                 let hosts: Vec<_> = (0..clients)

@@ -338,7 +338,7 @@ impl Tools {
     fn find(root: &Path, args: &Args) -> Result<Self> {
         let wanted = |name: &str| args.only.is_empty() || args.only.iter().any(|only| only == name);
         let peers = root.join("runtime/bench/peers");
-        let target = root.join("target");
+        let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
         let mut node = PathBuf::from("node");
         if wanted("graphile-worker") || wanted("pg-boss") {
             println!("Fetching the peers for Node …");

@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 use warp_test_servers::Cluster;
 
-use crate::servers;
+use crate::{plugins, servers};
 
 /// The oldest Node that the peers' newest versions accept.
 const NODE: (u32, u32) = (22, 18);
@@ -361,6 +361,9 @@ impl Tools {
             let mut build = Command::new(env!("CARGO"));
             build.args(["build", "--release", "--locked", "--manifest-path"]).arg(manifest).arg("--target-dir").arg(&rust_target);
             done(&mut build)?;
+        }
+        if wanted("warp-host") && plugins::run(root, &plugins::Args::one("noop"))? != ExitCode::SUCCESS {
+            bail!("the component that does nothing could not be built");
         }
         let host = match &args.host {
             Some(host) => std::path::absolute(host)?,

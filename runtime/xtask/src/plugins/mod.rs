@@ -52,6 +52,11 @@ impl Args {
         Self { names: Vec::new(), strict: false, check: false, force: false, failed_counts: true }
     }
 
+    /// Builds this one, or fails.
+    pub fn one(name: &str) -> Self {
+        Self { names: vec![name.to_owned()], ..Self::everything() }
+    }
+
     /// Runs every plugin's native tests, under the same rule.
     pub fn every_test() -> Self {
         Self { check: true, ..Self::everything() }

@@ -2,7 +2,7 @@
 
 use std::process::Stdio;
 
-use warp_test_servers::{Cluster, Database, PgBouncer, PoolMode};
+use warp_test_servers::{Cluster, Database, PgBouncer, PoolMode, Stop, Tls};
 
 use crate::{Ended, Ground};
 
@@ -146,6 +146,48 @@ fn a_read_only_database_is_refused_before_anything_is_tried() {
     }
 }
 
+#[test]
+fn a_standby_is_named_as_one() {
+    let ground = Ground::new();
+    let cluster = Cluster::functional().start().expect("a cluster");
+    let url = cluster.url("postgres");
+    at(&ground, &url, &["migrate"]).good();
+    std::fs::write(cluster.data().join("standby.signal"), "").expect("a file");
+    cluster.restart(Stop::Fast).expect("a standby");
+    for (args, op) in [(&["run"][..], "open"), (&["jobs", "list"], "open"), (&["migrate"], "migrate")] {
+        let expected = format!(
+            "error: failed to {op} the database: {} is a read-only standby; name the primary, or the address that follows it\n",
+            shown(&url)
+        );
+        assert_eq!(at(&ground, &url, args).bad(5), expected, "{args:?}");
+    }
+}
+
+/// Encrypted, with both sides known by their certificates.
+#[test]
+fn certificates_are_settings_like_any_other() {
+    let ground = Ground::new();
+    let (tls, stranger) = (Tls::new("postgres").expect("certificates"), Tls::new("postgres").expect("other certificates"));
+    let cluster = Cluster::functional().tls_with_client_certificate(&tls).start().expect("a cluster");
+    let url = format!("postgres://postgres@127.0.0.1:{}/postgres", cluster.port());
+    let settings = |root: &Tls| {
+        format!(
+            "[database]\nurl = {url:?}\nsslmode = \"verify-full\"\nroot_cert = {:?}\nclient_cert = {:?}\nclient_key = {:?}\n",
+            root.root(),
+            tls.client_certificate(),
+            tls.client_key()
+        )
+    };
+    ground.write("warp.toml", settings(&tls));
+    ground.run(&["migrate"]).good();
+    ground.write("warp.toml", settings(&stranger));
+    let stderr = ground.run(&["status"]).bad(5);
+    assert!(stderr.contains(&format!("{url} cannot be reached (")) && stderr.contains("invalid peer certificate"), "{stderr}");
+    ground.write("warp.toml", format!("[database]\nurl = {url:?}\nsslmode = \"require\"\n"));
+    let stderr = ground.run(&["status"]).bad(5);
+    assert!(stderr.contains("refuses this login (connection requires a valid client certificate)"), "{stderr}");
+}
+
 fn behind(database: &Database, mode: PoolMode) -> (PgBouncer, String) {
     let pooler = PgBouncer::in_front_of(database.url()).mode(mode).pool_size(20).start().expect("a pooler");
     let url = pooler.url(database.name());
@@ -169,8 +211,6 @@ fn a_transaction_pooler_carries_the_ledger_and_is_refused_under_session_locks() 
     for remedy in ["direct address", "a pooler in session mode", "`warp-host locks set ledger`", "Neon", "Supabase", "Azure"] {
         assert!(last.contains(remedy), "{remedy}: {last}");
     }
-    // Who only looks or enqueues takes no slot.
-    at(&ground, &url, &["jobs", "list"]).good();
     ground.run(&["run", "--until-idle"]).good();
 }
 

@@ -26,13 +26,12 @@ fn a_file_that_is_not_ours_to_use_is_refused_by_everybody_and_left_as_it_is() {
     let text =
         |ground: &Ground| ground.write("warp.db", "these are notes, and long enough to have a header of a hundred bytes. ".repeat(3));
     let foreign = |ground: &Ground| drop(sql(ground, "CREATE TABLE recipe (name TEXT)"));
+    let too_new = format!(
+        "the database has schema version 99 and this build knows {}; run the newer warp-host that migrated it, or restore a backup from before",
+        warp_store_sqlite::SCHEMA_VERSION
+    );
     let cases: [(&str, Make, i32, &str); 3] = [
-        (
-            "newer",
-            newer,
-            5,
-            "the database has schema version 99 and this build knows 1; run the newer warp-host that migrated it, or restore a backup from before",
-        ),
+        ("newer", newer, 5, &too_new),
         ("a text", text, 2, "warp.db is not a SQLite database; name another file, or move this one away to start afresh"),
         ("another program's", foreign, 5, "the file holds a database of another program (it has `recipe`); name another file"),
     ];

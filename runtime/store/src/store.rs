@@ -627,6 +627,9 @@ pub trait Store: Send + Sync + 'static {
     async fn serve(&self, host: HostId, served: Vec<Served>) -> Result<()>;
     /// Renews a lease, compares the rows under the host's name with those it knows, gives unclaimed reservations back
     /// (B7) and looks at the other hosts: all that an idle host asks at regular times, in one call.
+    ///
+    /// A caller that gives up waiting claims nothing until a later renewal is answered. One that is carried out after a
+    /// later one of its host hands nothing back: it does not know what was claimed since.
     async fn renew(&self, params: RenewParams) -> Result<Renewed>;
     /// Ends a registration; whatever it still runs is handed back uncharged.
     async fn deregister(&self, host: HostId, now: UnixMillis) -> Result<()>;
@@ -649,6 +652,11 @@ pub trait Store: Send + Sync + 'static {
     /// Completes when something may have become runnable or cancelled since the last call returned, in this
     /// process or another. It may complete without cause, and a poll is still needed as the safety net.
     async fn changed(&self);
+    /// Completes with runs of this host whose slots are gone although it lives: others may be given them at any moment.
+    /// They are to be stopped by force and handed back. Never completes where slots outlive a connection.
+    async fn slots_lost(&self, _host: HostId) -> Vec<CancelSignal> {
+        std::future::pending().await
+    }
     /// The poll that this store needs at the moment; it may change with what [`Store::changed`] can promise.
     fn polling(&self) -> Polling {
         Polling::every(Duration::from_secs(5))

@@ -2,6 +2,7 @@
 //!
 //! Nothing here waits or calls the store, except that a dead host is rescued at once.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -16,6 +17,11 @@ use crate::exchanges::{Asked, trouble_delay};
 
 /// How soon a renewal or a publication that failed is tried again.
 const AGAIN: Duration = Duration::from_millis(500);
+
+/// Whether a call that failed like this may have been carried out, or may yet be.
+fn may_have_happened(kind: StoreErrorKind) -> bool {
+    !matches!(kind, StoreErrorKind::HostLost | StoreErrorKind::Unavailable | StoreErrorKind::Busy)
+}
 
 impl Control {
     pub(crate) fn handle(&mut self, event: Event) {
@@ -74,6 +80,24 @@ impl Control {
                 }
             }
             Event::Appended { token, result } => self.on_appended(token, result),
+            // Of an earlier registration: all its runs have been stopped.
+            Event::SlotsLost { host, .. } if host != self.host => {}
+            Event::SlotsLost { runs, .. } => {
+                if !runs.is_empty() {
+                    self.on_slots_lost(&runs);
+                }
+                self.listen_for_slots();
+            }
+        }
+    }
+
+    /// Others may be given these slots at any moment: whoever holds them stops by force and is given back, uncharged.
+    fn on_slots_lost(&mut self, runs: &[CancelSignal]) {
+        tracing::error!(runs = runs.len(), "slots were lost with their connection; stopping the runs that held them");
+        let tokens: HashSet<ClaimToken> = runs.iter().map(|run| run.token).collect();
+        self.hand_back_queued("its slots were lost", |run| tokens.contains(&run.claimed.token));
+        for run in tokens.iter().filter_map(|token| self.runs.get(token)) {
+            run.stop.stop(StopReason::HandBack);
         }
     }
 
@@ -93,6 +117,7 @@ impl Control {
                 self.unregistered = 0;
                 self.reconcile = false;
                 self.lease.extend(sent, self.config.lease, self.config.stop_before_lapse);
+                self.listen_for_slots();
                 self.due.renew = boot + self.config.renew_every;
                 self.due.serve = boot;
                 self.serve_again = true;
@@ -115,7 +140,7 @@ impl Control {
                 let kind = error.kind();
                 if let Some(Asked { group, max, .. }) = exchange.asked {
                     self.groups[group].answered(max, None);
-                    if !matches!(kind, StoreErrorKind::HostLost | StoreErrorKind::Unavailable | StoreErrorKind::Busy) {
+                    if may_have_happened(kind) {
                         self.reconcile = true;
                         self.due.renew = boot;
                     }
@@ -201,8 +226,10 @@ impl Control {
             }
             Err(error) if error.kind() == StoreErrorKind::HostLost => self.lose_host(),
             Err(error) => {
-                // The lease runs on; try again soon, not at the next regular renewal.
+                // The lease runs on; try again soon, not at the next regular renewal. If this one is carried out yet, it
+                // must find nothing that it does not know: no claim before a later one has taken its place.
                 self.due.renew = self.surroundings.boot() + AGAIN;
+                self.reconcile |= may_have_happened(error.kind());
                 tracing::warn!(%error, "the lease could not be renewed; trying again");
             }
         }

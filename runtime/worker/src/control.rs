@@ -14,7 +14,8 @@
 //!
 //! A call that has no answer within [`HostConfig::call_bound`] counts as one whose outcome is unknown: ends are sent
 //! again and recognised; of a claim the next renewal hands back whatever it made, or, if the store carries it out
-//! later still, the one after that. Nothing of it is ever begun here.
+//! later still, the one after that. Nothing of it is ever begun here. And after a renewal with an unknown outcome nothing
+//! is claimed until a later one has been answered: carried out late, it would hand back what it does not know.
 //!
 //! What a run says while it goes on is stored beside all that, and its end waits for it, so that no line is lost or
 //! overtaken.
@@ -36,8 +37,8 @@ use warp_domain::ending::Ending;
 use warp_domain::{ClaimToken, Digest, HostId};
 use warp_pipeline::{Handler, StopReason, StopSignal};
 use warp_store::{
-    ClaimParams, Claimed, ExchangeParams, Exchanged, HostSeen, Lane, Polling, RenewParams, Renewed, Rescued, RunOutput, Served, Settle,
-    SettleVerdict, Signals, Store, StoreError, StoreErrorKind,
+    CancelSignal, ClaimParams, Claimed, ExchangeParams, Exchanged, HostSeen, Lane, Polling, RenewParams, Renewed, Rescued, RunOutput,
+    Served, Settle, SettleVerdict, Signals, Store, StoreError, StoreErrorKind,
 };
 
 use crate::calls::{Parent, RunCalls};
@@ -66,6 +67,7 @@ pub(crate) enum Event {
     Pruned(Result<u32, StoreError>),
     Expired(Result<u32, StoreError>),
     Appended { token: ClaimToken, result: Result<SettleVerdict, StoreError> },
+    SlotsLost { host: HostId, runs: Vec<CancelSignal> },
 }
 
 /// A driver that panics or does not answer in time has not answered: whatever it was doing may have happened, or may
@@ -144,7 +146,8 @@ pub(crate) struct Control {
     pub(crate) appending: HashSet<ClaimToken>,
     /// Ends that wait for that output.
     pub(crate) held: HashMap<ClaimToken, Ended>,
-    /// The answer of a claim was lost: what it may have claimed is handed back by a renewal before the next claim.
+    /// The answer of a claim or of a renewal was lost: a renewal is answered before the next claim. It hands back what
+    /// the claim may have made, and takes the place of the renewal that may still be under way in the store.
     pub(crate) reconcile: bool,
     pub(crate) tasks: JoinSet<Event>,
     pub(crate) renewing: bool,
@@ -170,6 +173,8 @@ pub(crate) struct Control {
     draining: Option<Duration>,
     news: Arc<Notify>,
     catalog_news: Arc<Notify>,
+    /// Who listens for slots that this registration loses.
+    listening: Option<AbortHandle>,
 }
 
 impl Control {
@@ -231,6 +236,7 @@ impl Control {
             draining: None,
             news: Arc::new(Notify::new()),
             catalog_news: Arc::new(Notify::new()),
+            listening: None,
             config,
             store,
             catalog,
@@ -251,6 +257,7 @@ impl Control {
                 self.others.push(self.guests.spawn(worker).abort_handle());
             }
         }
+        self.listen_for_slots();
         self.look_at_offers();
         Ok(self.until_stopped().await)
     }
@@ -282,6 +289,7 @@ impl Control {
             tokio::select! {
                 event = self.tasks.join_next(), if !self.tasks.is_empty() => match event {
                     Some(Ok(event)) => self.handle(event),
+                    Some(Err(error)) if error.is_cancelled() => {}
                     Some(Err(error)) => tracing::error!(%error, "a store call of the host loop panicked"),
                     None => {}
                 },
@@ -709,6 +717,20 @@ impl Control {
         self.tasks.spawn(async move { Event::Registered { sent: boot, result: guarded("register", bound, store.register(info)).await } });
     }
 
+    /// Listens for slots that are lost although the host lives (their connection is gone), under the registration of
+    /// now.
+    pub(crate) fn listen_for_slots(&mut self) {
+        if let Some(before) = self.listening.take() {
+            before.abort();
+        }
+        let (store, host) = (Arc::clone(&self.store), self.host);
+        let lost = async move {
+            let runs = listened("slots_lost", store.slots_lost(host)).await.unwrap_or_default();
+            Event::SlotsLost { host, runs }
+        };
+        self.listening = Some(self.tasks.spawn(lost));
+    }
+
     /// Stores what long runs have said so far. A run has one such call under way at a time, which keeps its lines in
     /// order; after an unknown outcome they are sent again, and may be there twice.
     fn flush_output(&mut self, boot: Duration) {
@@ -784,6 +806,8 @@ fn unknown_lane(claimed: &Claimed) -> Settle {
 const LAST_ENDS: Duration = Duration::from_secs(5);
 /// How long a host that leaves waits for the store to hear of it.
 const GOODBYE: Duration = Duration::from_secs(5);
+/// After a driver has panicked while it listened.
+const LISTEN_AGAIN: Duration = Duration::from_secs(1);
 /// Cancellations and pauses are read so often while something runs, even if no change is announced.
 const SIGNALS_AT_LEAST: Duration = Duration::from_secs(1);
 /// And no more often than this, however many changes are.
@@ -796,9 +820,21 @@ pub(crate) const PRUNE_BATCH: u32 = 1000;
 const FIRST_PRUNE: Duration = Duration::from_secs(10);
 const PRUNE_APART: Duration = Duration::from_secs(60);
 
+/// A listener that panics has heard nothing; whoever listens again does so a moment later.
+async fn listened<T>(what: &'static str, hearing: impl Future<Output = T>) -> Option<T> {
+    match AssertUnwindSafe(hearing).catch_unwind().await {
+        Ok(heard) => Some(heard),
+        Err(_) => {
+            tracing::error!(what, "the driver panicked while it listened");
+            tokio::time::sleep(LISTEN_AGAIN).await;
+            None
+        }
+    }
+}
+
 async fn listen_store(store: Arc<dyn Store>, news: Arc<Notify>) {
     loop {
-        store.changed().await;
+        listened("changed", store.changed()).await;
         news.notify_one();
     }
 }

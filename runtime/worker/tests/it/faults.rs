@@ -212,7 +212,8 @@ async fn rows_of_a_claim_whose_answer_was_lost_are_given_back(exchanges: u32) {
 
 async fn a_driver_that_panics_does_not_take_the_loop_with_it(exchanges: u32) {
     let world = World::new();
-    for call in ["exchange", "renew", "serve", "hosts", "prune", "signals", "expire_reservations", "append_output"] {
+    for call in ["exchange", "renew", "serve", "hosts", "prune", "signals", "expire_reservations", "append_output", "changed", "slots_lost"]
+    {
         world.fault(call, Fault::Panic, 2);
     }
     let gate = Gate::new();
@@ -434,6 +435,98 @@ async fn several_lost_answers_are_recognised(exchanges: u32) {
     assert!(!host.task.is_finished());
 }
 
+/// The lease counts from the sending of the registration, however late its answer is.
+async fn a_slow_registration_is_no_longer_lease(exchanges: u32) {
+    let world = World::new();
+    let answer = Arc::new(Semaphore::new(0));
+    world.fault("register", Fault::AnswerHeld(answer.clone()), 1);
+    world.fault("renew", Fault::Refused(AWAY), usize::MAX);
+    let host = world.host(config_of(1, exchanges), vec![offer("a", plain(), no_op())]);
+    world.until("the registration", || world.look(|model| !model.hosts.is_empty())).await;
+    assert_eq!(host.numbers.lease_age(), None);
+    world.jump(Duration::from_secs(7));
+    answer.add_permits(1);
+    world.until("the lease", || host.numbers.lease_age().is_some()).await;
+    assert!(host.numbers.lease_age() >= Some(Duration::from_secs(7)));
+    world.jump(Duration::from_secs(5));
+    world.until("the lapse", || !host.numbers.lease_is_good()).await;
+}
+
+/// The connection that held the slots of two runs is gone: these two stop by force and come again, uncharged, another
+/// goes on; and again under a later registration.
+async fn runs_that_lost_their_slots_are_stopped_and_given_back(exchanges: u32) {
+    let world = World::new();
+    let gate = Gate::new();
+    let body = {
+        let gate = gate.clone();
+        code(move |_, _, stop| {
+            let gate = gate.clone();
+            async move {
+                tokio::select! {
+                    () = gate.pass() => done(),
+                    reason = stop.stopped() => {
+                        assert_eq!(reason, StopReason::HandBack);
+                        Outcome::Observed(Observed::HandedBack("stopped".into()))
+                    }
+                }
+            }
+        })
+    };
+    let _host = world.host(config_of(3, exchanges), vec![offer("a", mutex("k:{n}"), body)]);
+    let mut ids = Vec::new();
+    for n in 0..3 {
+        ids.push(world.enqueue(world.job("a", &format!("{{\"n\":{n}}}"))).await);
+    }
+    let mut began = 3;
+    world.until("three runs", || gate.came() == began).await;
+    for again in [false, true] {
+        if again {
+            take_for_dead(&world).await;
+            began += 3;
+            world.until("three runs under the new number", || gate.came() == began).await;
+        }
+        world.lose_slots(&ids[..2]);
+        began += 2;
+        world.until("both again", || gate.came() == began).await;
+    }
+    gate.open(20);
+    world.all(&ids, State::Completed).await;
+    let runs = |at: usize| world.look(|model| model.rows[&model.handle(ids[at]).expect("there")].runs);
+    assert_eq!([0, 1, 2].map(runs), [4, 4, 2]);
+    for id in ids {
+        assert_eq!(world.details(id).await.summary.attempts, 1);
+    }
+}
+
+/// A renewal that was given up may be carried out yet, and would hand back what it does not know: nothing is claimed
+/// until a later one is answered. One that was refused has not happened, and holds nothing up.
+async fn nothing_is_claimed_behind_a_renewal_that_may_come_yet(exchanges: u32) {
+    for (fault, claims) in [(Fault::Never, false), (Fault::Refused(UNKNOWN), false), (Fault::Refused(AWAY), true)] {
+        let world = World::new();
+        let gate = Gate::new();
+        let _host = world.host(impatient(3, exchanges), vec![offer("a", plain(), gate.handler())]);
+        let first = world.add("a").await;
+        world.until("the run", || gate.came() == 1).await;
+        world.fault("renew", fault, usize::MAX);
+        let tried = world.count("renew");
+        // The third is sent after the second was given up.
+        world.until("renewals without an answer", || world.count("renew") >= tried + 3).await;
+        let second = world.add("a").await;
+        gate.open(1);
+        world.one(first, State::Completed).await;
+        if claims {
+            world.until("the second run", || gate.came() == 2).await;
+        } else {
+            world.rounds().await;
+            assert_eq!(world.state(second).await, State::Enqueued);
+        }
+        world.heal();
+        gate.open(1);
+        world.one(second, State::Completed).await;
+        assert_eq!(world.details(second).await.summary.runs, 1);
+    }
+}
+
 /// Every case with one exchange at a time, and with three.
 macro_rules! with {
     ($($case:ident),+ $(,)?) => {
@@ -463,4 +556,7 @@ with! {
     a_claim_that_never_returns_does_not_cost_the_lease,
     a_host_without_answers_stops_by_itself,
     several_lost_answers_are_recognised,
+    runs_that_lost_their_slots_are_stopped_and_given_back,
+    a_slow_registration_is_no_longer_lease,
+    nothing_is_claimed_behind_a_renewal_that_may_come_yet,
 }

@@ -15,9 +15,9 @@ use warp_domain::resolve::Declarations;
 use warp_domain::{ClaimToken, Digest, HostId, JobHandle, JobId, RunNumber, UnixMillis};
 use warp_pipeline::{AttemptInfo, Handler, HostCalls, StopSignal};
 use warp_store::{
-    AdminLimit, CommandVerdict, EnqueueVerdict, ExchangeParams, Exchanged, HostInfo, HostSeen, JobDetails, JobFilter, JobSummary, KeySeen,
-    LogLine, NewJob, Overview, Pause, RenewParams, Renewed, Rescued, Result, Retention, RunOutput, Served, Settle, SettleVerdict, Signals,
-    StateVerdict, StateWrite, Store, StoreError, StoreErrorKind,
+    AdminLimit, CancelSignal, CommandVerdict, EnqueueVerdict, ExchangeParams, Exchanged, HostInfo, HostSeen, JobDetails, JobFilter,
+    JobSummary, KeySeen, LogLine, NewJob, Overview, Pause, RenewParams, Renewed, Rescued, Result, Retention, RunOutput, Served, Settle,
+    SettleVerdict, Signals, StateVerdict, StateWrite, Store, StoreError, StoreErrorKind,
 };
 use warp_testkit::model::{Model, Place};
 use warp_testkit::store::ModelStore;
@@ -72,6 +72,9 @@ pub struct Record {
     overlaps: AtomicUsize,
     /// Jobs claimed and not settled, now and at most.
     outstanding: Mutex<(i64, i64)>,
+    /// Slots that a host is to hear to have lost.
+    slots_lost: Mutex<Vec<(HostId, CancelSignal)>>,
+    slots_news: Notify,
 }
 
 /// The model as one process's store.
@@ -92,6 +95,18 @@ impl TestStore {
         let planned = plan.iter_mut().find(|planned| planned.call == call && planned.times > 0)?;
         planned.times -= 1;
         Some(planned.fault.clone())
+    }
+
+    /// What never ends is no call to be counted; it may panic all the same.
+    fn listens(&self, call: &'static str) {
+        let mut plan = self.record.plan.lock().unwrap();
+        let planned = plan.iter_mut().find(|planned| planned.call == call && planned.times > 0);
+        let panics = planned.is_some_and(|planned| {
+            planned.times -= 1;
+            true
+        });
+        drop(plan);
+        assert!(!panics, "the test says so");
     }
 
     /// One command, with whatever the plan has for it.
@@ -208,10 +223,22 @@ impl Store for TestStore {
         self.command("prune", &[], self.model.prune(retention, max, now)).await
     }
     async fn changed(&self) {
+        self.listens("changed");
         let heard = self.heard.load(Ordering::Relaxed);
         let mut versions = self.version.subscribe();
         let version = *versions.wait_for(|version| *version != heard).await.expect("the store lives");
         self.heard.store(version, Ordering::Relaxed);
+    }
+    async fn slots_lost(&self, host: HostId) -> Vec<CancelSignal> {
+        self.listens("slots_lost");
+        loop {
+            let news = self.record.slots_news.notified();
+            let mine: Vec<_> = self.record.slots_lost.lock().unwrap().extract_if(.., |(of, _)| *of == host).map(|(_, run)| run).collect();
+            if !mine.is_empty() {
+                return mine;
+            }
+            news.await;
+        }
     }
     async fn state_get(&self, bucket: &str, key: &str) -> Result<Option<String>> {
         self.command("state_get", &[], self.model.state_get(bucket, key)).await
@@ -533,6 +560,20 @@ impl World {
     /// The next `times` of this call meet with the fault.
     pub fn fault(&self, call: &'static str, fault: Fault, times: usize) {
         self.store.record.plan.lock().unwrap().push(Planned { call, fault, times });
+    }
+
+    /// The host that runs these loses their slots.
+    pub fn lose_slots(&self, ids: &[JobId]) {
+        let runs = self.look(|model| {
+            let run = |id: &JobId| {
+                let handle = model.handle(*id)?;
+                let row = &model.rows[&handle];
+                Some((row.host?, CancelSignal { handle, token: row.token? }))
+            };
+            ids.iter().filter_map(run).collect::<Vec<_>>()
+        });
+        self.store.record.slots_lost.lock().unwrap().extend(runs);
+        self.store.record.slots_news.notify_waiters();
     }
 
     /// Whether every fault that was planned for this call has been met with.

@@ -248,7 +248,7 @@ impl Pair<'_> {
             jobs.push(NewJob {
                 id,
                 contract: format!("c{}", rng.below(CONTRACTS)),
-                queue: QUEUES[usize::from(self.ids.len() % 3 == 0)].to_owned(),
+                queue: QUEUES[usize::from(self.ids.len().is_multiple_of(3))].to_owned(),
                 payload: if rng.chance(4) { "{}".to_owned() } else { format!(r#"{{"k":"{k}","l":"{l}"}}"#) },
                 metadata: Vec::new(),
                 trace_parent: None,

@@ -1,4 +1,4 @@
-//! `cargo xtask soak`: the acceptance tests at the sizes of a long night.
+//! `cargo xtask soak`: the acceptance and fault tests at the sizes of a long night.
 //!
 //! They are the tests that `cargo xtask test` runs too, told by `WARP_SOAK` to kill, replace and enqueue more often.
 //! What they measure is printed as they go, one test at a time, so that none disturbs another's figures.
@@ -13,7 +13,8 @@ use crate::plugins;
 /// The command line.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Only this part: crowd, killed, replaced, shipped or stopped
+    /// Only this part: crowd, killed, replaced, shipped or stopped of the acceptance; faults, or one of them by its path
+    /// such as faults::cases::ledger::the_network_falls_silent
     #[arg(value_name = "PART")]
     part: Option<String>,
     /// Repeat so often, or until something fails
@@ -29,7 +30,7 @@ pub fn run(root: &Path, args: &Args) -> Result<ExitCode> {
         println!("soak: round {round} of {}", args.repeat);
         let status = Command::new(env!("CARGO"))
             .args(["test", "--package", "warp-host", "--test", "it", "--"])
-            .arg(format!("acceptance::{}", args.part.as_deref().unwrap_or_default()))
+            .args(filters(args.part.as_deref()))
             .args(["--nocapture", "--test-threads", "1"])
             .env("WARP_SOAK", "1")
             .current_dir(root)
@@ -40,4 +41,13 @@ pub fn run(root: &Path, args: &Args) -> Result<ExitCode> {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What selects the tests of a part.
+fn filters(part: Option<&str>) -> Vec<String> {
+    match part {
+        None => vec!["acceptance::".to_owned(), "faults::cases::".to_owned()],
+        Some(part) if part.starts_with("faults") => vec![part.to_owned()],
+        Some(part) => vec![format!("acceptance::{part}")],
+    }
 }

@@ -3,12 +3,20 @@
 //!
 //! `out/<job>-<run>-<token>.start` and `.end` hold the wall clock in nanoseconds and the payload's key. The clock
 //! is read first thing and last thing, so an interval is never longer than the attempt was. The payload is a flat
-//! object of texts: `does` (`work`, `hold`, `spin`, `sleep`, `fail`), `ms`, `key`, and for `hold` the `gate`.
+//! object of texts: `does` (`work`, `watch`, `hold`, `spin`, `sleep`, `fail`), `ms`, `key`, and for `hold` the `gate`.
+//!
+//! An attempt that does `watch` also adds a line with the clock to `.alive` every few milliseconds, so that one which was
+//! stopped or killed tells until when it ran, and its result is the number of its run. The name of its host, if it is
+//! granted the variable `LEDGER_HOST`, stands behind the key.
 
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 wit_bindgen::generate!({ path: "../../../../../wit/warp-job@1.0.0", world: "handler" });
+
+/// How often an attempt that watches says that it is alive.
+const STEP: Duration = Duration::from_millis(10);
 
 struct Ledger;
 export!(Ledger);
@@ -17,7 +25,7 @@ impl Guest for Ledger {
     fn handle(attempt: Attempt) -> Result<Option<String>, Failure> {
         let entry = Entry::of(&attempt);
         entry.write("start")?;
-        let result = act(&attempt);
+        let result = act(&attempt, &entry);
         entry.write("end")?;
         result.map(Some)
     }
@@ -37,24 +45,41 @@ impl Entry {
     }
 
     fn write(&self, suffix: &str) -> Result<(), Failure> {
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_nanos());
+        let now = clock();
         let path = PathBuf::from(format!("out/{}.{suffix}", self.stem));
         // A run that wrote the same file before would be two runs under one number.
         if path.exists() {
             return Err(Failure::Permanent(format!("{} is there already", path.display())));
         }
-        std::fs::write(&path, format!("{now} {}", self.key)).map_err(|e| Failure::Permanent(format!("{}: {e}", path.display())))
+        let host = std::env::var("LEDGER_HOST").map_or_else(|_| String::new(), |host| format!(" {host}"));
+        std::fs::write(&path, format!("{now} {}{host}", self.key)).map_err(|e| Failure::Permanent(format!("{}: {e}", path.display())))
     }
 }
 
-/// What the payload asks for. The result depends on nothing but the payload.
-fn act(attempt: &Attempt) -> Result<String, Failure> {
+/// Nanoseconds of the wall clock.
+fn clock() -> u128 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_nanos())
+}
+
+/// What the payload asks for. But for `watch` the result depends on nothing but the payload.
+fn act(attempt: &Attempt, entry: &Entry) -> Result<String, Failure> {
     let payload = &attempt.payload;
     let pause = Duration::from_millis(field(payload, "ms").and_then(|ms| ms.parse().ok()).unwrap_or(0));
     match field(payload, "does").unwrap_or("work") {
         "work" => {
             std::thread::sleep(pause);
             Ok(format!("{:016x}", fingerprint(payload.as_bytes())))
+        }
+        "watch" => {
+            let alive = PathBuf::from(format!("out/{}.alive", entry.stem));
+            let fault = |error: std::io::Error| Failure::Permanent(format!("{}: {error}", alive.display()));
+            let mut file = std::fs::File::create(&alive).map_err(fault)?;
+            // Counted in steps: time that passes while the whole process stands still is not work.
+            for _ in 0..pause.as_millis().div_ceil(STEP.as_millis()) {
+                std::thread::sleep(STEP);
+                writeln!(file, "{}", clock()).map_err(fault)?;
+            }
+            Ok(attempt.run.to_string())
         }
         // Until the test opens the gate.
         "hold" => {

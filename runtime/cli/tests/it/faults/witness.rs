@@ -1,0 +1,257 @@
+//! The outside ledger: what the guests wrote down, in a database that no host knows, and the questions that are asked
+//! of it in SQL.
+//!
+//! Guests cannot speak to a database, so each attempt writes files (see the ledger guest), and the test loads them here
+//! when all is over. Everything of a test runs on one machine and reads one clock: guests, hosts and the test write
+//! nanoseconds of its wall clock, so instants of all of them can be compared.
+//!
+//! What must stay true: an interval is never longer than the attempt was. It begins with the guest's first instruction
+//! and ends with its last; with the kill or freeze of its host; or, where it was stopped, with the last sign of life
+//! (one every 10 ms). What overlaps here has overlapped.
+
+use std::path::Path;
+
+use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _};
+use warp_test_servers::Database;
+
+/// `allowed` is how many may hold the key at once, as far as anybody can tell from outside. A limit that changes: no start
+/// may find more than the largest limit in force since the job was admitted, and it was admitted after each change that
+/// did not find it among the holders.
+const SCHEMA: &str = "
+    CREATE TABLE attempt (job text, run int, token bigint, key text, host text, started bigint, alive bigint, ended bigint, PRIMARY KEY (job, run));
+    CREATE TABLE job (job text PRIMARY KEY, key text, state text, attempts int, accepted int);
+    -- Killed, or frozen, at that instant.
+    CREATE TABLE gone (host text, at bigint);
+    -- A limit that may be in force from `since` on, and is from `until` on.
+    CREATE TABLE rule (number int, key text, slots int, since bigint, until bigint);
+    CREATE TABLE held (number int, job text);
+    CREATE VIEW span AS
+        SELECT a.*, least(coalesce(a.ended, g.at, a.alive, a.started), g.at) AS finished
+          FROM attempt a LEFT JOIN LATERAL (SELECT min(g.at) AS at FROM gone g WHERE g.host = a.host AND g.at >= a.started) g ON true;
+    CREATE VIEW crowd AS
+        SELECT e.key, e.job, e.run, e.at, e.change, sum(e.change) OVER (PARTITION BY e.key ORDER BY e.at, e.change) AS count
+          FROM (SELECT key, job, run, started AS at, 1 AS change FROM span UNION ALL SELECT key, job, run, finished, -1 FROM span) e;
+    CREATE VIEW allowed AS
+        SELECT a.job, a.run, max(r.slots) AS slots
+          FROM attempt a JOIN rule r ON r.key = a.key AND r.since <= a.started
+         WHERE r.number >= (SELECT coalesce(max(s.number), 0) FROM rule s
+                             WHERE s.key = a.key AND s.until <= a.started
+                               AND NOT EXISTS (SELECT FROM held h WHERE h.number = s.number AND h.job = a.job))
+         GROUP BY a.job, a.run;
+    -- More than may be.
+    CREATE VIEW overlap AS
+        SELECT c.*, w.slots FROM crowd c JOIN allowed w ON w.job = c.job AND w.run = c.run WHERE c.change = 1 AND c.count > w.slots;
+    -- Not done, not charged once, or done without a guest that came to its end.
+    CREATE VIEW lost AS
+        SELECT j.* FROM job j LEFT JOIN attempt a ON a.job = j.job AND a.run = j.accepted
+         WHERE j.state <> 'Completed' OR j.attempts <> 1 OR a.ended IS NULL;
+    -- The end of a run was taken although a later one had begun.
+    CREATE VIEW late AS
+        SELECT j.* FROM job j JOIN attempt a ON a.job = j.job AND a.run > j.accepted;
+    -- Of two holders of a mutex the later one has no larger token.
+    CREATE VIEW misordered AS
+        SELECT o.* FROM (SELECT a.key, a.job, a.run, a.token, lag(a.token) OVER (PARTITION BY a.key ORDER BY a.started) AS before
+                           FROM attempt a JOIN (SELECT key FROM rule GROUP BY key HAVING max(slots) = 1) r ON r.key = a.key) o
+         WHERE o.before >= o.token;
+";
+
+/// One change of a limit, as the test saw it.
+pub(super) struct Rule {
+    pub(super) key: String,
+    pub(super) slots: u32,
+    pub(super) since: u64,
+    pub(super) until: u64,
+    /// Who held a slot when it came into force.
+    pub(super) held: Vec<String>,
+}
+
+/// How a job ended, as the database of the hosts says.
+pub(super) struct Verdict {
+    pub(super) job: String,
+    pub(super) key: String,
+    pub(super) state: String,
+    pub(super) attempts: u32,
+    /// The run whose end was taken, as its guest said it.
+    pub(super) accepted: Option<i32>,
+}
+
+/// The second database.
+pub(super) struct Witness {
+    _database: Database,
+    conn: PgConnection,
+}
+
+impl Witness {
+    pub(super) async fn new(database: Database) -> Self {
+        let mut conn = PgConnection::connect(database.url()).await.expect("the second database");
+        sqlx::raw_sql(SCHEMA).execute(&mut conn).await.expect("its tables");
+        Witness { _database: database, conn }
+    }
+
+    /// Loads what the guests wrote into this folder.
+    pub(super) async fn load(&mut self, folder: &Path) {
+        let [mut jobs, mut runs, mut tokens] = [const { Vec::<String>::new() }; 3];
+        let [mut keys, mut hosts] = [const { Vec::<String>::new() }; 2];
+        let (mut started, mut alive, mut ended) = (Vec::<i64>::new(), Vec::<Option<i64>>::new(), Vec::<Option<i64>>::new());
+        for file in std::fs::read_dir(folder).expect("a folder") {
+            let path = file.expect("an entry").path();
+            if path.extension().is_none_or(|suffix| suffix != "start") {
+                continue;
+            }
+            let text = std::fs::read_to_string(&path).expect("a file");
+            let mut words = text.split(' ');
+            let (Some(Ok(at)), Some(key), Some(host)) = (words.next().map(str::parse), words.next(), words.next()) else {
+                // Its host was killed between making the file and writing it: its work had not begun.
+                continue;
+            };
+            let stem = path.file_stem().expect("a name").to_str().expect("UTF-8");
+            let mut parts = stem.rsplitn(3, '-');
+            let (token, run, job) = (parts.next(), parts.next(), parts.next().expect("three parts"));
+            jobs.push(job.to_owned());
+            runs.push(run.expect("three parts").to_owned());
+            tokens.push(token.expect("three parts").to_owned());
+            keys.push(key.to_owned());
+            hosts.push(host.to_owned());
+            started.push(at);
+            let instant = |line: &str| line.split(' ').next().and_then(|word| word.parse().ok());
+            ended.push(std::fs::read_to_string(path.with_extension("end")).ok().as_deref().and_then(instant));
+            let signs = std::fs::read_to_string(path.with_extension("alive")).unwrap_or_default();
+            // The last line may be torn.
+            alive.push(signs.rsplit_once('\n').and_then(|(lines, _)| lines.lines().last().and_then(instant)));
+        }
+        sqlx::query(
+            "INSERT INTO attempt (job, run, token, key, host, started, alive, ended)
+             SELECT u.job, u.run::int, u.token::bigint, u.key, u.host, u.started, u.alive, u.ended
+               FROM unnest($1, $2, $3, $4, $5, $6, $7, $8) u (job, run, token, key, host, started, alive, ended)",
+        )
+        .bind(jobs)
+        .bind(runs)
+        .bind(tokens)
+        .bind(keys)
+        .bind(hosts)
+        .bind(started)
+        .bind(alive)
+        .bind(ended)
+        .execute(&mut self.conn)
+        .await
+        .expect("attempts, each under a number of its own");
+    }
+
+    pub(super) async fn verdicts(&mut self, verdicts: &[Verdict]) {
+        for Verdict { job, key, state, attempts, accepted } in verdicts {
+            sqlx::query("INSERT INTO job (job, key, state, attempts, accepted) VALUES ($1, $2, $3, $4, $5)")
+                .bind(job)
+                .bind(key)
+                .bind(state)
+                .bind(i64::from(*attempts))
+                .bind(accepted)
+                .execute(&mut self.conn)
+                .await
+                .expect("a job");
+        }
+    }
+
+    /// From then on nothing of this host can have gone on.
+    pub(super) async fn gone(&mut self, host: &str, at: u64) {
+        let add = sqlx::query("INSERT INTO gone (host, at) VALUES ($1, $2)").bind(host).bind(nanos(at));
+        add.execute(&mut self.conn).await.expect("a host");
+    }
+
+    /// The changes of limits, in their order.
+    pub(super) async fn rules(&mut self, rules: &[Rule]) {
+        for (number, Rule { key, slots, since, until, held }) in rules.iter().enumerate() {
+            let number = i64::try_from(number).expect("a small number") + 1;
+            let add = sqlx::query("INSERT INTO rule (number, key, slots, since, until) VALUES ($1, $2, $3, $4, $5)");
+            let add = add.bind(number).bind(key).bind(i64::from(*slots)).bind(nanos(*since)).bind(nanos(*until));
+            add.execute(&mut self.conn).await.expect("a rule");
+            let add = sqlx::query("INSERT INTO held (number, job) SELECT $1, unnest($2)").bind(number).bind(held);
+            add.execute(&mut self.conn).await.expect("holders");
+        }
+    }
+
+    pub(super) async fn execute(&mut self, sql: &str) {
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut self.conn).await.unwrap_or_else(|error| panic!("{sql}: {error}"));
+    }
+
+    pub(super) async fn number(&mut self, sql: &str) -> i64 {
+        let whole = format!("SELECT ({sql})::bigint");
+        sqlx::query_scalar(AssertSqlSafe(whole)).fetch_one(&mut self.conn).await.unwrap_or_else(|error| panic!("{sql}: {error}"))
+    }
+
+    /// The rows of a view as text, some of them, for a message.
+    pub(super) async fn rows(&mut self, view: &str) -> Vec<String> {
+        let sql = format!("SELECT v::text FROM {view} v LIMIT 20");
+        let rows = sqlx::query(AssertSqlSafe(sql)).fetch_all(&mut self.conn).await.expect("a view");
+        rows.iter().map(|row| row.get(0)).collect()
+    }
+
+    /// What no fault may bring about.
+    pub(super) async fn assert_promises(&mut self) {
+        for (view, what) in [
+            ("lost", "a job was lost, charged twice or never done"),
+            ("late", "the end of a run was taken after a later one had begun"),
+            ("overlap", "more attempts than the key's limit ran at once"),
+            ("misordered", "a later holder has the smaller fencing token"),
+        ] {
+            let rows = self.rows(view).await;
+            assert!(rows.is_empty(), "{what}:\n{}", rows.join("\n"));
+        }
+    }
+
+    /// The rate of ends before an instant (their average in the ten seconds before, or as many as there were), and how long
+    /// after it they were first as many as 95 % of that for two seconds on end. Nothing if that took more than a minute.
+    pub(super) async fn recovery(&mut self, fault: u64) -> (f64, Option<f64>) {
+        let sql = "WITH before AS (SELECT count(*) * 1e9 / nullif($1 - greatest(min(ended), $1 - 10000000000), 0) AS rate
+                                     FROM attempt WHERE ended < $1 AND ended >= $1 - 10000000000),
+                        slice AS (SELECT s, (SELECT count(*) FROM attempt WHERE ended >= $1 + s * 500000000 AND ended < $1 + s * 500000000 + 2000000000) / 2.0 AS rate
+                                    FROM generate_series(0::bigint, 120) s)
+                   SELECT coalesce(b.rate, 0)::float8, (SELECT min(n.s) * 0.5 FROM slice n WHERE n.rate >= 0.95 * b.rate)::float8 FROM before b";
+        let row = sqlx::query(sql).bind(nanos(fault)).fetch_one(&mut self.conn).await.expect("a rate");
+        (row.get(0), row.get(1))
+    }
+}
+
+fn nanos(at: u64) -> i64 {
+    i64::try_from(at).expect("before the year 2262")
+}
+
+/// Each question finds what it asks for, and nothing where all is well.
+#[test]
+fn every_kind_of_wrong_is_found_in_the_ledger() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        const GOOD: &str = "
+            TRUNCATE attempt, job, gone, rule, held;
+            INSERT INTO rule VALUES (1, 'm', 1, 0, 0), (2, 's', 3, 0, 0), (3, 'l', 2, 0, 0), (4, 'l', 1, 90, 110);
+            INSERT INTO held VALUES (4, 'j4'), (4, 'j5');
+            INSERT INTO attempt VALUES
+                ('j1', 1, 1, 'm', 'a', 100, 150, NULL), ('j1', 2, 2, 'm', 'b', 200, 250, 300), ('j2', 1, 3, 'm', 'b', 300, 350, 400),
+                ('j4', 1, 4, 'l', 'a', 80, 100, 200), ('j5', 1, 5, 'l', 'a', 120, 130, 180), ('j6', 1, 6, 'l', 'a', 200, 210, 220);
+            INSERT INTO job VALUES ('j1', 'm', 'Completed', 1, 2), ('j2', 'm', 'Completed', 1, 1), ('j4', 'l', 'Completed', 1, 1),
+                ('j5', 'l', 'Completed', 1, 1), ('j6', 'l', 'Completed', 1, 1);";
+        let mut witness = Witness::new(warp_test_servers::database()).await;
+        for (view, wrong) in [
+            ("none", ""),
+            ("overlap", "UPDATE attempt SET ended = 301 WHERE job = 'j1' AND run = 2"),
+            ("overlap", "UPDATE attempt SET alive = 201 WHERE job = 'j1' AND run = 1"),
+            ("overlap", "INSERT INTO gone VALUES ('a', 201)"),
+            // A frozen host's attempt may have gone on for a moment when it woke: that is the one exception.
+            ("none", "INSERT INTO gone VALUES ('a', 140); UPDATE attempt SET ended = 205 WHERE job = 'j1' AND run = 1"),
+            ("overlap", "UPDATE attempt SET started = 199 WHERE job = 'j6'"),
+            ("overlap", "DELETE FROM held WHERE job = 'j5'"),
+            ("lost", "UPDATE job SET state = 'Enqueued' WHERE job = 'j2'"),
+            ("lost", "UPDATE job SET attempts = 2 WHERE job = 'j2'"),
+            ("lost", "UPDATE attempt SET ended = NULL WHERE job = 'j6'"),
+            ("late", "UPDATE job SET accepted = 1 WHERE job = 'j1'"),
+            ("misordered", "UPDATE attempt SET token = 9 WHERE job = 'j1' AND run = 2"),
+        ] {
+            witness.execute(GOOD).await;
+            witness.execute(wrong).await;
+            for asked in ["overlap", "lost", "late", "misordered"] {
+                // Whose end was taken without one of its own is both.
+                let found = !witness.rows(asked).await.is_empty();
+                assert_eq!(found, asked == view || (view == "late" && asked == "lost"), "{asked} after `{wrong}`");
+            }
+        }
+    });
+}

@@ -736,7 +736,7 @@ pub struct MigrateArgs {
     #[arg(long)]
     pub dry_run: bool,
     /// Print the SQL of the whole schema without asking a database
-    #[arg(long, conflicts_with_all = ["dry_run", "locks"])]
+    #[arg(long, conflicts_with = "dry_run")]
     pub sql: bool,
     /// What slots are made of, if the database is new; one that exists is changed by `locks set`
     #[arg(long, value_name = "KIND", value_parser = locks)]

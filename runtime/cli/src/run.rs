@@ -76,8 +76,11 @@ async fn serve(args: &RunArgs, config: &Config, guests: tokio::runtime::Handle) 
     let begin = Instant::now();
     let Stopped { abandoned, deregistered } = host.run().await?;
     signals.abort();
-    for task in [idle.map(|task| task.abort_handle()), http.map(|task| task.abort_handle())].into_iter().flatten() {
-        task.abort();
+    if let Some(idle) = idle {
+        idle.abort();
+    }
+    if let Some(http) = http {
+        http.abort();
     }
     drop(plugins);
     let report = numbers.report();

@@ -19,6 +19,9 @@ use crate::args::Locks;
 use crate::config::{Config, Statements, without_password};
 use crate::failure::{Exit, Failure, Outcome};
 
+/// Said to whoever wants the other kind.
+pub const ONLY_LEDGER: &str = "a SQLite file keeps its slots in a ledger; session locks need PostgreSQL";
+
 /// Where the jobs are.
 #[derive(Debug, Clone)]
 pub enum Place {
@@ -103,7 +106,7 @@ fn connect_settings(config: &Config, url: &str) -> ConnectSettings {
 /// With the file or address and what to do.
 pub async fn open(config: &Config) -> Outcome<Opened> {
     match place(config)? {
-        Place::Sqlite(path) => sqlite(existing(path, config)?, false).await,
+        Place::Sqlite(path) => sqlite(existing(path, config)?, config, false).await,
         Place::Postgres(settings) => postgres(*settings, config, false).await,
     }
 }
@@ -115,7 +118,7 @@ pub async fn open(config: &Config) -> Outcome<Opened> {
 /// With the file or address and what to do.
 pub async fn open_for_host(config: &Config, migrate: bool) -> Outcome<Opened> {
     match place(config)? {
-        Place::Sqlite(path) => sqlite(path, true).await,
+        Place::Sqlite(path) => sqlite(path, config, true).await,
         Place::Postgres(settings) => postgres(*settings, config, migrate).await,
     }
 }
@@ -126,7 +129,7 @@ pub async fn open_for_host(config: &Config, migrate: bool) -> Outcome<Opened> {
 /// With the file or address and what to do.
 pub async fn open_new(place: Place, config: &Config) -> Outcome<Opened> {
     match place {
-        Place::Sqlite(path) => sqlite(path, true).await,
+        Place::Sqlite(path) => sqlite(path, config, true).await,
         Place::Postgres(settings) => postgres(*settings, config, true).await,
     }
 }
@@ -177,7 +180,11 @@ pub fn existing(path: PathBuf, config: &Config) -> Outcome<PathBuf> {
     Err(Failure::new(Exit::Unavailable, message))
 }
 
-async fn sqlite(path: PathBuf, create_and_migrate: bool) -> Outcome<Opened> {
+async fn sqlite(path: PathBuf, config: &Config, create_and_migrate: bool) -> Outcome<Opened> {
+    if config.database.locks.value == Some(Locks::Session) {
+        let origin = &config.database.locks.origin;
+        return Err(Failure::usage(format!("{origin}: {ONLY_LEDGER}")));
+    }
     let name = path.display().to_string();
     let options = warp_store_sqlite::OpenOptions { path, create: create_and_migrate, migrate: create_and_migrate };
     let store = Arc::new(SqliteStore::open(options).await?);

@@ -28,7 +28,7 @@ async fn migrate_file(args: &MigrateArgs, config: &Config, path: &Path) -> Outco
         return print_sql(warp_store_sqlite::MIGRATIONS.iter().copied());
     }
     if args.locks == Some(Locks::Session) {
-        return Err(Failure::new(Exit::Refused, "a SQLite file keeps its slots in a ledger; session locks need PostgreSQL"));
+        return Err(Failure::new(Exit::Refused, stores::ONLY_LEDGER));
     }
     let existed = path.exists();
     let names: Vec<&str> = if args.dry_run && !existed {

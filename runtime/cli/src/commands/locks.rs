@@ -24,9 +24,7 @@ pub async fn run(command: &LocksCommand, config: &Config, user: &str) -> Outcome
             text::print_json(&json::LocksSeen { locks: "ledger", set_by: None, set_at: None })
         }
         (Place::Sqlite(_), LocksCommand::Show) => text::print("ledger, as in every SQLite file"),
-        (Place::Sqlite(_), LocksCommand::Set { .. }) => {
-            Err(Failure::new(Exit::Refused, "a SQLite file keeps its slots in a ledger; session locks need PostgreSQL"))
-        }
+        (Place::Sqlite(_), LocksCommand::Set { .. }) => Err(Failure::new(Exit::Refused, stores::ONLY_LEDGER)),
     }
 }
 

@@ -235,6 +235,13 @@ fn what_slots_are_made_of_is_the_databases_word() {
     assert!(text.starts_with("ledger, set by eve at "), "{text}");
     let stderr = ground.run(&["locks", "set", "rows"]).bad(2);
     assert!(stderr.contains("write `ledger` or `session`"), "{stderr}");
+
+    let on_file = Ground::migrated();
+    assert_eq!(on_file.run(&["locks", "show"]).good(), "ledger, as in every SQLite file\n");
+    let why = "a SQLite file keeps its slots in a ledger; session locks need PostgreSQL\n";
+    assert_eq!(on_file.run(&["locks", "set", "session"]).bad(4), format!("error: {why}"));
+    assert_eq!(on_file.run(&["migrate", "--locks", "session"]).bad(4), format!("error: {why}"));
+    assert_eq!(on_file.run(&["run", "--database-locks", "session"]).bad(2), format!("error: --database-locks: {why}"));
 }
 
 #[test]

@@ -19,6 +19,7 @@ mod acceptance;
 mod bad_input;
 mod bench;
 mod database;
+mod faults;
 mod help;
 mod http;
 mod jobs;

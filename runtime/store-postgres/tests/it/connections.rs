@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sqlx::Row as _;
+use sqlx::{Connection as _, Row as _};
 use warp_store::StoreErrorKind;
 use warp_store_postgres::bare::{Db, Listener, Sql, Texts, get, get_id};
 use warp_store_postgres::{ConnectSettings, Level, LockKind, MIGRATIONS, Pooling, SCHEMA_VERSION, StatementMode};
@@ -145,25 +145,37 @@ async fn a_deadlock_is_settled_by_another_try() {
 #[tokio::test]
 async fn the_pool_is_bounded_and_what_is_urgent_passes() {
     let database = database();
-    let settings = ConnectSettings { pool: 3, application_name: "bounded".to_owned(), ..settings(database.url(), StatementMode::Auto) };
+    let mut blocker = sqlx::PgConnection::connect(database.url()).await.expect("a connection");
+    sqlx::raw_sql("SELECT pg_advisory_lock(1)").execute(&mut blocker).await.expect("a lock");
+    let settings = ConnectSettings {
+        pool: 3,
+        connect_timeout: Duration::from_secs(1),
+        application_name: "bounded".to_owned(),
+        ..settings(database.url(), StatementMode::Simple)
+    };
     let db = open(&settings).await;
-    let busy: Vec<_> = (0..50)
+    let blocked: Vec<_> = (0..3)
         .map(|_| {
             let db = db.clone();
-            tokio::spawn(async move {
-                number(&db, "SELECT count(*) FROM pg_stat_activity, pg_sleep(0.05) WHERE application_name = 'bounded'").await
-            })
+            tokio::spawn(async move { db.rows(Sql::new("SELECT pg_advisory_lock_shared(1), pg_advisory_unlock_shared(1)")).await })
         })
         .collect();
-    // Fifty wait for three connections.
-    let row = db.row(Sql::new("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'bounded'").urgent()).await;
-    let seen: i64 = get(&row.unwrap_or_else(|fault| panic!("{}", fault.text())), 0).expect("a number");
-    assert!((1..=4).contains(&seen), "{seen} connections");
-    assert!(busy.iter().any(|task| !task.is_finished()), "the urgent one did not wait for the fifty");
-    for task in busy {
-        let seen = task.await.expect("a statement");
-        assert!((1..=4).contains(&seen), "{seen} connections");
+    let seen = async |db: &Db| {
+        let row = db.row(Sql::new("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'bounded'").urgent()).await;
+        get::<i64>(&row.unwrap_or_else(|fault| panic!("{}", fault.text())), 0).expect("a number")
+    };
+    let waiting = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'bounded' AND wait_event = 'advisory'";
+    while sqlx::raw_sql(waiting).fetch_one(&mut blocker).await.expect("a number").get::<i64, _>(0) < 3 {}
+    let fault = db.row(Sql::new("SELECT 1")).await.err().expect("no room");
+    assert_eq!(fault.kind(), StoreErrorKind::Unavailable, "{}", fault.text());
+    assert!(fault.text().contains("all 3 connections"), "{}", fault.text());
+    assert_eq!(seen(&db).await, 4, "three, and the urgent one");
+    assert_eq!(seen(&db).await, 4, "and no more");
+    sqlx::raw_sql("SELECT pg_advisory_unlock(1)").execute(&mut blocker).await.expect("unlocked");
+    for statement in blocked {
+        statement.await.expect("a task").unwrap_or_else(|fault| panic!("{}", fault.text()));
     }
+    assert!(seen(&db).await <= 4);
 }
 
 #[tokio::test]
@@ -287,10 +299,10 @@ async fn a_primary_that_was_demoted_is_left_for_the_next_one() {
 async fn a_migration_under_prepared_statements_costs_none() {
     let database = database();
     database.execute("CREATE TABLE t (x int8); INSERT INTO t VALUES (1)").expect("a table");
-    let db = open(&settings(database.url(), StatementMode::Prepared)).await;
-    let all = || db.rows(Sql::new("SELECT * FROM t, pg_sleep(0.01)"));
-    // Every connection of the pool has it prepared.
-    for done in [tokio::join!(all(), all(), all(), all(), all())].into_iter().flat_map(|(a, b, c, d, e)| [a, b, c, d, e]) {
+    // More connections than a statement has tries, each with it prepared.
+    let db = open(&ConnectSettings { pool: 8, ..settings(database.url(), StatementMode::Prepared) }).await;
+    let all = || db.rows(Sql::new("SELECT * FROM t, pg_sleep(0.2)"));
+    for done in futures_util::future::join_all((0..8).map(|_| all())).await {
         done.unwrap_or_else(|fault| panic!("{}", fault.text()));
     }
     database.execute("ALTER TABLE t ADD y int8").expect("another shape");

@@ -43,17 +43,15 @@ impl Drop for Crowd {
 async fn the_test_finds_every_mode_idle_and_busy() {
     let database = database();
     for (mode, expected) in [(PoolMode::Transaction, Pooling::Transaction), (PoolMode::Statement, Pooling::Statement)] {
-        for size in [1, 20] {
+        // With few backends and a few more clients, one round of the test is wrong in a quarter of the cases.
+        for (size, clients) in [(1, 0), (1, 50), (2, 3), (5, 20), (20, 0), (20, 50)] {
             let (_pooler, url) = behind(&database, mode, size);
-            for clients in [0, 50] {
-                let _crowd = Crowd::new(&url, clients).await;
-                for _ in 0..20 {
-                    let began = Instant::now();
-                    let (found, evidence) = pooling(&settings(&url, StatementMode::Auto)).await.expect("a test");
-                    // With one connection to the server the first client may find it in the second one's hands.
-                    assert_eq!(found, expected, "{mode:?}, {size} server connections, {clients} others: {evidence}");
-                    assert!(began.elapsed() < Duration::from_secs(5), "refused in time");
-                }
+            let _crowd = Crowd::new(&url, clients).await;
+            for _ in 0..25 {
+                let began = Instant::now();
+                let (found, evidence) = pooling(&settings(&url, StatementMode::Auto)).await.expect("a test");
+                assert_eq!(found, expected, "{mode:?}, {size} server connections, {clients} others: {evidence}");
+                assert!(began.elapsed() < Duration::from_secs(5), "found in time");
             }
         }
     }
@@ -64,6 +62,19 @@ async fn the_test_finds_every_mode_idle_and_busy() {
             let (found, evidence) = pooling(&settings(&url, StatementMode::Auto)).await.expect("a test");
             assert_eq!(found, Pooling::Session, "{clients} others: {evidence}");
         }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_test_costs_the_pooler_no_connection_to_the_server() {
+    let database = database();
+    for size in [1, 20] {
+        let (_pooler, url) = behind(&database, PoolMode::Transaction, size);
+        let db = open(&settings(&url, StatementMode::Simple)).await;
+        let backend = "SELECT pg_backend_pid()::int8";
+        let before = number(&db, backend).await;
+        pooling(&settings(&url, StatementMode::Auto)).await.expect("a test");
+        assert_eq!(number(&db, backend).await, before, "{size} server connections");
     }
 }
 
@@ -99,8 +110,8 @@ async fn statements_work_through_every_mode_with_one_client_and_fifty() {
                 check_arguments(&lone).await;
                 assert_eq!(proxy.accepted(), made, "{mode:?}");
                 drop((lone, proxy));
-                // Fifty hosts with a pool of one, or as many as there are sessions for: two each, while they are opened.
-                let clients = if mode == PoolMode::Session { 10 } else { 50 };
+                // Fifty hosts with a pool of one, or as many as there are surely sessions for: two each, while they are opened.
+                let clients = if mode == PoolMode::Session { 6 } else { 50 };
                 let hosts: Vec<_> = (0..clients)
                     .map(|_| {
                         let settings = ConnectSettings { pool: 1, ..settings(&url, sending) };

@@ -98,6 +98,13 @@ impl Ground {
         ground
     }
 
+    /// The same with slots that are session locks.
+    pub(crate) fn on_session_locks() -> Self {
+        let ground = Ground::on_empty_server();
+        ground.run(&["migrate", "--locks", "session"]).good();
+        ground
+    }
+
     /// The database on the server.
     pub(crate) fn server(&self) -> &warp_test_servers::Database {
         self.server.as_ref().expect("a test on PostgreSQL")

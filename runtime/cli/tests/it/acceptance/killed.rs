@@ -17,12 +17,17 @@ on_each_scene! {
     a_frozen_process_loses_its_jobs_after_the_lease_and_cannot_end_them_when_it_wakes
 }
 
+on_session_locks! {
+    killed_processes_lose_nothing_and_let_nothing_overlap
+    a_frozen_process_loses_its_jobs_after_the_lease_and_cannot_end_them_when_it_wakes
+}
+
 const KEYS: usize = 8;
 const LEASE: Duration = Duration::from_secs(6);
 /// The other hosts are looked at three times per lease.
 const SWEEP: Duration = Duration::from_secs(2);
 /// What a busy machine may add.
-const SLACK: Duration = Duration::from_secs(2);
+const SLACK: Duration = Duration::from_secs(5);
 /// Enough for the kills to fall among running, waiting and settling jobs alike.
 const JOBS_BETWEEN: usize = 120;
 

@@ -6,7 +6,7 @@
 //!
 //! `WARP_SOAK=1` runs the same tests at the sizes of a long night (`cargo xtask soak`).
 
-/// Makes two tests of each function, one for each database. The function is given the scene.
+/// Makes two tests of each function, on a file and on a server. The function is given the scene.
 macro_rules! on_each_scene {
     ($($test:ident)*) => {
         mod sqlite {
@@ -14,6 +14,15 @@ macro_rules! on_each_scene {
         }
         mod postgres {
             $(#[test] fn $test() { super::$test(&crate::acceptance::Scene::on(crate::Ground::on_empty_server())) })*
+        }
+    };
+}
+
+/// Makes a test of each function, on a server whose slots are session locks.
+macro_rules! on_session_locks {
+    ($($test:ident)*) => {
+        mod session_locks {
+            $(#[test] fn $test() { super::$test(&crate::acceptance::Scene::on(crate::Ground::on_session_locks())) })*
         }
     };
 }
@@ -226,7 +235,7 @@ impl Host {
         host
     }
 
-    fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 

@@ -14,6 +14,10 @@ on_each_scene! {
     five_that_wait_while_the_limit_is_raised_stay_at_the_old_one_until_an_operator_sets_it
 }
 
+on_session_locks! {
+    five_that_wait_while_the_limit_is_raised_stay_at_the_old_one_until_an_operator_sets_it
+}
+
 const KEYS: usize = 4;
 
 /// What one version declares.

@@ -26,13 +26,13 @@ use warp_testkit::rng::Rng;
 const NAME: &str = "dropped";
 const POOL: u32 = 3;
 /// Everybody else's sessions in this database.
-const ELSEWHERE: &str = "datname = current_database() AND pid <> pg_backend_pid()";
+pub const ELSEWHERE: &str = "datname = current_database() AND pid <> pg_backend_pid()";
 /// How long a reservation may stay unclaimed.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// The longest that a call is left alone, in microseconds: enough for nearly all of them to end.
 const LONGEST: usize = 5_000;
 
-async fn open(connect: ConnectSettings) -> PostgresStore {
+pub async fn open(connect: ConnectSettings) -> PostgresStore {
     PostgresStore::open(OpenOptions { migrate: true, clock: Clock::Caller, ..OpenOptions::new(connect) }).await.expect("open the database")
 }
 
@@ -236,11 +236,11 @@ async fn all_connections_work(world: &World, eyes: &mut PgConnection) {
     }
 }
 
-async fn number(conn: &mut PgConnection, sql: &str) -> i64 {
+pub async fn number(conn: &mut PgConnection, sql: &str) -> i64 {
     sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(conn).await.unwrap_or_else(|error| panic!("{sql}: {error}"))
 }
 
-async fn until_zero(conn: &mut PgConnection, sql: &str) {
+pub async fn until_zero(conn: &mut PgConnection, sql: &str) {
     let begun = Instant::now();
     loop {
         let count = number(conn, sql).await;
@@ -286,7 +286,7 @@ async fn a_client_that_stops_reading_its_claim_is_rescued() {
     world.end(&frozen, &run, hand_back()).await;
 
     let mut eyes = PgConnection::connect(database.url()).await.expect("a connection");
-    let claim = claim_statement(&mut eyes, &frozen, world.now()).await;
+    let claim = claim_statement(&mut eyes, &frozen, world.now(), "alone", 1).await;
     sqlx::raw_sql(AssertSqlSafe(format!("BEGIN; {claim}; ROLLBACK"))).execute(&mut eyes).await.expect("a claim, undone");
     let _deaf = Deaf::ask(database.url(), &claim);
     let begun = Instant::now();
@@ -304,15 +304,16 @@ async fn a_client_that_stops_reading_its_claim_is_rescued() {
     assert_eq!(world.claim_ids(&other, 1).await, jobs);
 }
 
-/// The statement by which a host claims the one job that is ready, and ends nothing.
-async fn claim_statement(conn: &mut PgConnection, host: &Host, now: UnixMillis) -> String {
+/// The statement by which a host claims what is ready of one contract, which may have a key, and ends nothing.
+pub async fn claim_statement(conn: &mut PgConnection, host: &Host, now: UnixMillis, contract: &str, max: u32) -> String {
     let written = format!(
         "SELECT 'SELECT * FROM warp.exchange(' || string_agg(format('%I => %s::%s', a.name, coalesce(o.value,
                     CASE WHEN a.type::regtype::text LIKE '%[]' THEN '''{{}}''' WHEN a.type = 'bool'::regtype THEN 'false' ELSE 'NULL' END),
                     a.type::regtype), ', ') || ')'
            FROM pg_proc p CROSS JOIN LATERAL unnest(p.proargnames, p.proargmodes, p.proallargtypes) a (name, mode, type)
-           LEFT JOIN (VALUES ('p_host', '{}'), ('p_now', '{}'), ('c_max', '1'), ('c_stamp', '''{{NULL}}'''), ('c_keyed', '''{{true}}'''),
-                             ('c_digest', '''{{1}}'''), ('c_lane', format('''{{%s}}''', (SELECT lane FROM warp.ready)))) o (name, value) ON o.name = a.name
+           LEFT JOIN (VALUES ('p_host', '{}'), ('p_now', '{}'), ('c_max', '{max}'), ('c_stamp', '''{{NULL}}'''), ('c_keyed', '''{{false}}'''),
+                             ('c_digest', '''{{1}}'''), ('c_lane', format('''{{%s}}''', (SELECT l.id FROM warp.lane l WHERE l.contract = '{contract}'))))
+                     o (name, value) ON o.name = a.name
           WHERE p.oid = 'warp.exchange'::regproc AND a.mode = 'i'",
         host.id.0, now.0
     );

@@ -3,6 +3,7 @@
 mod conformance;
 mod connections;
 mod faults;
+mod known_faults;
 mod model;
 mod poolers;
 mod tls;

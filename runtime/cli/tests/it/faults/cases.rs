@@ -39,14 +39,14 @@ fn begin(field: &mut Field) -> (Vec<Named>, Load) {
     (hosts, load)
 }
 
-fn hosts_are_killed_every_few_seconds(locks: &str) {
+fn hosts_are_killed_every_few_seconds(locks: &'static str) {
     let mut field = Field::new(locks);
     let (mut hosts, load) = begin(&mut field);
     let seed = wall();
     let mut draw = Draw(seed);
     eprintln!("seed of the kills: {seed}");
     let mut kills = Vec::new();
-    let over = Instant::now() + duration(20);
+    let over = Instant::now() + duration(12);
     while Instant::now() < over {
         let victim = draw.below(3) as usize;
         let at = hosts[victim].host.kill();
@@ -69,16 +69,17 @@ fn hosts_are_killed_every_few_seconds(locks: &str) {
     field.print_recovery("after the first kill", kills[0].1);
 }
 
-fn connections_are_ended_at_random(locks: &str) {
+fn connections_are_ended_at_random(locks: &'static str) {
     let mut field = Field::new(locks);
     let (hosts, load) = begin(&mut field);
     let mut draw = Draw(wall());
     let url = field.cluster.url("postgres");
     let first = wall();
-    let ends = field.runtime.block_on(async {
+    let (ends, cuts) = field.runtime.block_on(async {
         let mut conn = PgConnection::connect(&url).await.expect("a connection");
-        let mut ends = [0; 3];
-        let over = Instant::now() + duration(15);
+        let mut jobs = PgConnection::connect(field.database.url()).await.expect("a connection");
+        let (mut ends, mut cuts) = ([0; 3], Vec::new());
+        let over = Instant::now() + duration(10);
         while Instant::now() < over {
             // Each kind as often as the others, though there are many more that work.
             let kind = draw.below(3) as usize;
@@ -87,26 +88,48 @@ fn connections_are_ended_at_random(locks: &str) {
             let pid: Option<i32> = sqlx::query_scalar(AssertSqlSafe(pid)).fetch_optional(&mut conn).await.expect("an answer");
             if let Some(pid) = pid {
                 ends[kind] += 1;
+                if kind == 2 {
+                    // A host is called MACHINE:PID.
+                    let whose = "SELECT n.name FROM warp.host h JOIN warp.host_name n ON n.id = h.id WHERE h.lock_backend = $1";
+                    let whose: Option<String> = sqlx::query_scalar(whose).bind(pid).fetch_optional(&mut jobs).await.expect("an answer");
+                    let number = whose.and_then(|name| name.rsplit(':').next().and_then(|number| number.parse().ok()));
+                    cuts.extend(hosts.iter().find(|named| Some(named.host.pid()) == number).map(|named| (named.name.clone(), wall())));
+                }
                 let end = sqlx::query("SELECT pg_terminate_backend($1)").bind(pid);
                 end.execute(&mut conn).await.expect("an answer");
             }
             tokio::time::sleep(Duration::from_millis(50 + draw.below(300))).await;
         }
-        ends
+        (ends, cuts)
     });
     field.finish(load, hosts, Enqueued::default());
+    field.runtime.block_on(async {
+        for (host, at) in &cuts {
+            field.witness.cut(host, *at).await;
+        }
+    });
     field.assert_promises();
+    if locks == "session" {
+        let (excused, longest) =
+            (field.number("SELECT count(*) FROM excused"), field.number("SELECT coalesce(max(nanos), 0) FROM lingering"));
+        let met = field.number("SELECT count(*) FROM lingering");
+        eprintln!(
+            "{} lock sessions ended under {met} attempts, which went on for {:.0} ms at most; {excused} overlaps",
+            cuts.len(),
+            longest as f64 / 1e6
+        );
+    }
     eprintln!("ended connections: {} of work, {} of listening, {} of locks", ends[0], ends[1], ends[2]);
     assert!(ends[0] > 0 && ends[1] > 0 && (locks == "ledger" || ends[2] > 0), "{ends:?}");
     field.print_recovery("after the first end of a connection", first);
 }
 
-fn the_server_is_restarted_at_once(locks: &str) {
+fn the_server_is_restarted_at_once(locks: &'static str) {
     let mut field = Field::new(locks);
     let (hosts, load) = begin(&mut field);
     let mut draw = Draw(wall());
     let mut restarts = Vec::new();
-    let over = Instant::now() + duration(15);
+    let over = Instant::now() + duration(10);
     while restarts.len() < 2 || Instant::now() < over {
         let at = wall();
         field.cluster.stop(Stop::Immediate).expect("it stops");
@@ -127,7 +150,7 @@ fn the_server_is_restarted_at_once(locks: &str) {
 
 /// Each host reaches its database through a network of its own, which falls silent without a word: for less than the
 /// lease, for more, and for more with the connections cut when it is over.
-fn the_network_falls_silent(locks: &str) {
+fn the_network_falls_silent(locks: &'static str) {
     let mut field = Field::new(locks);
     let url = field.database.url().to_owned();
     let proxies: Vec<_> = (0..3).map(|_| Proxy::in_front_of(&url).expect("a proxy")).collect();
@@ -135,7 +158,7 @@ fn the_network_falls_silent(locks: &str) {
     let load = field.load();
     field.until_ended(BACKLOG as u64);
     let mut silences = Vec::new();
-    let over = Instant::now() + duration(15);
+    let over = Instant::now() + duration(10);
     while silences.len() < 3 || Instant::now() < over {
         let (proxy, kind) = (&proxies[silences.len() % 3], silences.len() % 3);
         let at = wall();
@@ -160,7 +183,7 @@ fn the_network_falls_silent(locks: &str) {
 
 /// The one exception: what was running in a process that stood still may go on for an instant when it wakes. It is
 /// stopped, nothing of it is taken, and whoever compares fencing tokens can tell the two apart.
-fn a_host_is_frozen_past_its_lease(locks: &str) {
+fn a_host_is_frozen_past_its_lease(locks: &'static str) {
     let mut field = Field::new(locks);
     let (hosts, load) = begin(&mut field);
     let frozen = &hosts[0];

@@ -90,6 +90,8 @@ struct Field {
     witness: Witness,
     database: Database,
     cluster: Cluster,
+    /// What slots are made of.
+    locks: &'static str,
     /// Hosts started so far, which numbers their names in the ledger.
     started: usize,
 }
@@ -102,7 +104,7 @@ struct Named {
 
 impl Field {
     /// `locks` is what slots are made of.
-    fn new(locks: &str) -> Self {
+    fn new(locks: &'static str) -> Self {
         let cluster = Cluster::durable().start().expect("a cluster");
         let database = cluster.database().expect("a database");
         let ground = Ground::new();
@@ -128,7 +130,7 @@ impl Field {
             let other = tokio::task::spawn_blocking(warp_test_servers::database).await.expect("a second database");
             (store, Witness::new(other).await)
         });
-        Field { ground, runtime, store, witness, database, cluster, started: 0 }
+        Field { ground, runtime, store, witness, database, cluster, locks, started: 0 }
     }
 
     /// Starts a host that reaches its database at this URL.
@@ -196,7 +198,7 @@ impl Field {
             numbers.push(named.host.stop());
         }
         let of = |name: &str| numbers.iter().map(|of| of[name].as_i64().expect("a number")).sum::<i64>();
-        let (store, witness, out) = (&self.store, &mut self.witness, self.ground.path("out"));
+        let (store, witness, out, locks) = (&self.store, &mut self.witness, self.ground.path("out"), self.locks);
         let attempts = self.runtime.block_on(async {
             let mut verdicts = Vec::new();
             for (id, key) in &jobs {
@@ -212,6 +214,10 @@ impl Field {
             witness.load(&out).await;
             witness.verdicts(&verdicts).await;
             witness.rules(&rules).await;
+            if locks == "session" {
+                // Slots are handed on inside a host for a second at most on what it has read of the limit.
+                witness.execute("INSERT INTO lag VALUES (1500000000)").await;
+            }
             witness.number("SELECT count(*) FROM attempt").await
         });
         let sum = Sum { rescued: of("rescued") };
@@ -245,7 +251,7 @@ impl Field {
         let (before, after) = self.runtime.block_on(self.witness.recovery(at));
         match after {
             Some(after) => eprintln!("{what}: 95 % of {before:.0} jobs/s again after {after:.1} s"),
-            None => eprintln!("{what}: {before:.0} jobs/s were not reached again within a minute"),
+            None => eprintln!("{what}: {before:.0} jobs/s were not reached again before the end"),
         }
     }
 }

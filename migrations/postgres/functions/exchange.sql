@@ -25,7 +25,9 @@ CREATE OR REPLACE FUNCTION warp.exchange(
     -- Lanes that the host can run, each with the stamp of jobs that declare nothing, whether that has a key, and the digest.
     c_lane int[], c_stamp int[], c_keyed bool[], c_digest int[], c_max int,
     -- What the host has resolved and rendered: job, stamp, keys as an array's text, or why its policy cannot be applied.
-    k_job bigint[], k_stamp int[], k_keys text[], k_error text[]
+    k_job bigint[], k_stamp int[], k_keys text[], k_error text[],
+    -- What earlier calls of this exchange reserved or woke, and how long the page was that they stopped at.
+    k_reserved bigint[], k_page int
 ) RETURNS TABLE (
     kind smallint, ord int, job bigint, id uuid, token bigint, run int, attempt int, lane int, stamp int, keyed bool,
     created_at bigint, due bigint, payload text, metadata text, trace_parent text, explicit int
@@ -70,7 +72,9 @@ DECLARE
     v_plain bigint[];
     v_bulk int[];
     v_tickets bigint[];
-    v_page int;
+    v_page int := coalesce(k_page, least(c_max, 1024));
+    v_from int;
+    v_count int;
     v_window int;
     v_starts int;
     v_simple bool;
@@ -85,15 +89,17 @@ DECLARE
     v_reserved bool;
     v_has_started bool;
     v_stop bool := false;
-    v_peek bool := false;
     v_announce int[] := '{}';
     v_next bigint;
-    v_reserved_left int := 0;
+    v_reserved_left bigint[];
 BEGIN
     PERFORM pg_advisory_xact_lock_shared(hashtext('warp.host'), p_host);
     IF NOT EXISTS (SELECT FROM warp.host h WHERE h.id = p_host) THEN
         RAISE EXCEPTION 'host % is not registered any more', p_host USING ERRCODE = 'WH001';
     END IF;
+
+    -- For `warp.hand_on`, until the end of the transaction.
+    PERFORM set_config('warp.woken', k_reserved::text, true) WHERE cardinality(k_reserved) > 0;
 
     -- Ends, first those that touch no key and nothing that is shared: one statement for all.
     IF cardinality(s_job) > 0 THEN
@@ -228,8 +234,10 @@ BEGIN
         PERFORM warp.leave(v_rows[v_at], v_exits[v_at], v_took[v_at], v_now);
     END LOOP;
 
-    -- Claims, page by page: what is reserved for these lanes first, then what is ready, oldest due first. No more rows of a
-    -- page are decided than may still start, so each of them is; what was parked has left the index by the next page.
+    -- Claims, page by page: what is reserved for these lanes first, then what is ready, oldest due first. The first page is
+    -- as long as what is wanted; later ones are longer, because candidates that park cost little. A page is decided in its
+    -- order, part by part, until enough have started; what was parked has left the index by the next page, and what was
+    -- woken is in it.
     WHILE v_left > 0 AND NOT v_stop LOOP
         SELECT array_agg(q.handle ORDER BY q.due, q.handle), array_agg(3::smallint), array_agg(q.bytes ORDER BY q.due, q.handle),
                array_agg(q.at ORDER BY q.due, q.handle)
@@ -237,14 +245,13 @@ BEGIN
           FROM (SELECT r.handle, r.due, l.at, r.bytes
                   FROM unnest(c_lane) WITH ORDINALITY l (lane, at)
                  CROSS JOIN LATERAL (SELECT i.handle FROM warp.ready i WHERE i.lane = l.lane AND i.place = 3
-                                        AND i.handle <> ALL (v_passed) ORDER BY i.due, i.handle LIMIT v_left) c
+                                        AND i.handle <> ALL (v_passed) ORDER BY i.due, i.handle LIMIT v_page) c
                   JOIN warp.ready r ON r.handle = c.handle
-                 ORDER BY r.due, r.handle LIMIT v_left FOR UPDATE OF r SKIP LOCKED) q;
+                 ORDER BY r.due, r.handle LIMIT v_page FOR UPDATE OF r SKIP LOCKED) q;
         v_reserved := v_handles IS NOT NULL;
         v_simple := false;
         IF NOT v_reserved THEN
             -- Others may hold the rows in front, so the look goes further than the page is long.
-            v_page := greatest(v_left, cardinality(k_job));
             v_window := 4 * v_page + 64;
             -- 0 starts at once, 1 has keys, 2 needs stamp and keys, 3 cannot be applied, 4 starts with the stamp brought.
             SELECT array_agg(q.handle ORDER BY q.due, q.handle), array_agg(q.kind ORDER BY q.due, q.handle),
@@ -252,11 +259,11 @@ BEGIN
                    bool_and(q.kind = 0 AND q.bytes IS NULL) AND count(*) <= v_left
               INTO v_handles, v_kinds, v_bytes, v_lanes, v_simple
               FROM (SELECT r.handle, r.due, c.at, r.bytes,
-                           (CASE WHEN r.stamp IS NOT NULL THEN CASE WHEN r.keys IS NULL THEN 0 ELSE 1 END
+                           (CASE WHEN r.stamp IS NOT NULL AND r.keys IS DISTINCT FROM '{}' THEN CASE WHEN r.keys IS NULL THEN 0 ELSE 1 END
                                  WHEN r.handle = ANY (k_job) THEN (
                                      SELECT CASE WHEN k.error IS NOT NULL THEN 3 WHEN k.keys IS NOT NULL THEN 1 ELSE 4 END
                                        FROM unnest(k_job, k_keys, k_error) k (job, keys, error) WHERE k.job = r.handle)
-                                 WHEN r.explicit IS NOT NULL OR c.keyed THEN 2 ELSE 0 END)::smallint AS kind
+                                 WHEN r.explicit IS NOT NULL OR c.keyed OR r.keys IS NOT NULL THEN 2 ELSE 0 END)::smallint AS kind
                       FROM (SELECT i.handle, i.due, l.at, l.keyed
                               FROM unnest(c_lane, c_keyed) WITH ORDINALITY l (lane, keyed, at)
                              CROSS JOIN LATERAL (SELECT i.handle, i.due FROM warp.ready i WHERE i.lane = l.lane AND i.place = 1
@@ -267,156 +274,162 @@ BEGIN
         END IF;
         EXIT WHEN v_handles IS NULL;
         v_seen := v_seen + cardinality(v_handles);
-        v_cut := cardinality(v_handles);
-
-        -- How far this page is decided: to the first candidate that needs stamp and keys, to what may start, and to the
-        -- bytes of large payloads that one answer may bring (one in any case).
-        v_plain := CASE WHEN v_simple THEN v_handles ELSE '{}' END;
-        v_starts := 0;
-        FOR v_at IN 1 .. CASE WHEN v_simple THEN 0 ELSE v_cut END LOOP
-            IF v_kinds[v_at] = 2 THEN
-                v_cut := v_at - 1;
-                v_peek := true;
-                v_stop := true;
-                EXIT;
-            END IF;
-            v_position := CASE WHEN v_kinds[v_at] = 1 AND cardinality(v_full) > 0 THEN array_position(k_job, v_handles[v_at]) END;
-            v_starts := v_starts + CASE WHEN v_kinds[v_at] = 3 AND NOT v_reserved THEN 0
-                                        WHEN v_position IS NOT NULL AND k_keys[v_position] || '/' || k_stamp[v_position] = ANY (v_full) THEN 0
-                                        ELSE 1 END;
-            IF v_starts > v_left THEN
-                v_cut := v_at - 1;
-                EXIT;
-            END IF;
-            IF v_bytes[v_at] IS NOT NULL THEN
-                IF v_loaded > 0 AND v_loaded + v_bytes[v_at] > 16777216 THEN
-                    v_cut := v_at - 1;
-                    v_more := true;
-                    v_stop := true;
-                    EXIT;
-                END IF;
-                v_loaded := v_loaded + v_bytes[v_at];
-            END IF;
-            IF v_kinds[v_at] IN (0, 4) THEN
-                v_plain := v_plain || v_handles[v_at];
-            END IF;
-        END LOOP;
-        IF v_peek THEN
-            -- An unlocked look at those which need stamp and keys: a page of them at least, and of each call more than of
-            -- the one before, so that long lines of jobs that will have to wait are parked many at a time.
-            v_window := greatest(v_left, 256, least(4 * cardinality(k_job), 2048));
+        v_count := cardinality(v_handles);
+        IF NOT v_reserved AND 2::smallint = ANY (v_kinds) THEN
+            -- Nothing of the page is decided before the whole of it can be, in its order. An unlocked look at those which
+            -- need stamp and keys: a page of them at least, and of each call more than of the one before, so that long
+            -- lines of jobs that will have to wait are parked many at a time.
+            v_window := greatest(v_page, 256, least(4 * cardinality(k_job), 2048));
             RETURN QUERY
-            SELECT 3::smallint, 0, j.handle, j.id, NULL::bigint, NULL::int, NULL::int, j.lane, NULL::int, NULL::bool, j.created_at, NULL::bigint, j.payload, NULL::text, NULL::text, j.explicit
-              FROM (SELECT i.handle, i.due, sum(coalesce(i.bytes, 0)) OVER (ORDER BY i.due, i.handle) - coalesce(i.bytes, 0) AS before
+            SELECT 3::smallint, 0, j.handle, j.id, NULL::bigint, NULL::int, NULL::int, j.lane, c.stamp, NULL::bool, j.created_at, NULL::bigint, j.payload, NULL::text, NULL::text, j.explicit
+              FROM (SELECT i.handle, i.due, i.stamp, sum(coalesce(i.bytes, 0)) OVER (ORDER BY i.due, i.handle) - coalesce(i.bytes, 0) AS before
                       FROM (SELECT i.* FROM unnest(c_lane, c_keyed) l (lane, keyed)
-                             CROSS JOIN LATERAL (SELECT i.handle, i.due, i.bytes FROM warp.ready i
-                                                  WHERE i.lane = l.lane AND i.place = 1 AND i.stamp IS NULL AND (l.keyed OR i.explicit IS NOT NULL)
+                             CROSS JOIN LATERAL (SELECT i.handle, i.due, i.bytes, i.stamp FROM warp.ready i
+                                                  WHERE i.lane = l.lane AND i.place = 1
+                                                   AND (i.stamp IS NULL AND (l.keyed OR i.explicit IS NOT NULL) OR i.keys = '{}')
                                                   ORDER BY i.due, i.handle LIMIT v_window) i
                              ORDER BY i.due, i.handle LIMIT v_window) i) c
               JOIN warp.job j ON j.handle = c.handle
              WHERE c.before < 16777216;
+            EXIT;
         END IF;
 
-        IF cardinality(v_plain) > 0 THEN
-            v_left := v_left - cardinality(v_plain);
-            -- Without a key: one statement for all. The inserted row tells what the host must know, so nothing is joined
-            -- but the job by its key.
-            RETURN QUERY
-            WITH gone AS (
-                DELETE FROM warp.ready r
-                 USING unnest(v_handles, v_kinds, v_lanes) WITH ORDINALITY u (handle, kind, at, n)
-                  LEFT JOIN unnest(k_job, k_stamp) k (job, stamp) ON u.kind = 4 AND k.job = u.handle
-                 WHERE u.kind IN (0, 4) AND u.n <= v_cut AND r.handle = u.handle
-                RETURNING r.*, coalesce(r.stamp, k.stamp, c_stamp[u.at]) AS new_stamp, c_digest[u.at] AS new_digest
-            ), started AS (
-                INSERT INTO warp.running AS s (handle, due, changed_at, lane, run, attempt, deaths, place, is_unique, bytes, stamp, digest, host, claimed_at, token, settled, ticket)
-                SELECT g.handle, g.due, v_now, g.lane, g.run + 1, g.attempt + 1, g.deaths, 4, g.is_unique, g.bytes, g.new_stamp, g.new_digest, p_host, v_now, nextval('warp.token'), g.settled, g.ticket
-                  FROM gone g
-                RETURNING s.handle, s.token, s.run, s.attempt, s.lane, s.stamp, s.due
-            )
-            SELECT 2::smallint, v_ord, s.handle, j.id, s.token, s.run, s.attempt, s.lane, s.stamp, false, j.created_at, s.due, j.payload, j.metadata, j.trace_parent, NULL::int
-              FROM started s JOIN warp.job j ON j.handle = s.handle;
-        END IF;
-
-        IF cardinality(v_plain) < v_cut THEN
-            v_bulk := '{}';
-            v_tickets := '{}';
-            FOR v_at IN 1 .. v_cut LOOP
-                CONTINUE WHEN v_kinds[v_at] IN (0, 4);
-                v_position := CASE WHEN NOT v_reserved THEN array_position(k_job, v_handles[v_at]) END;
-                IF v_kinds[v_at] = 3 AND NOT v_reserved THEN
-                    DELETE FROM warp.ready r WHERE r.handle = v_handles[v_at] RETURNING * INTO v_row;
-                    v_row.stamp := k_stamp[v_position];
-                    v_unacceptable := v_unacceptable + 1;
-                    PERFORM warp.leave(v_row, jsonb_build_object('to', 'failed', 'message', k_error[v_position], 'reason', 'unacceptable'), NULL, v_now);
-                    CONTINUE;
+        v_from := 1;
+        WHILE v_from <= v_count AND v_left > 0 AND NOT v_stop LOOP
+            -- How far the next part of the page goes: to what may start, and to the bytes of large payloads that one answer may
+            -- bring (one in any case).
+            v_cut := v_count;
+            v_plain := CASE WHEN v_simple THEN v_handles ELSE '{}' END;
+            v_starts := 0;
+            FOR v_at IN v_from .. CASE WHEN v_simple THEN 0 ELSE v_count END LOOP
+                IF v_starts = v_left THEN
+                    v_cut := v_at - 1;
+                    EXIT;
                 END IF;
-                IF v_position IS NOT NULL AND k_keys[v_position] || '/' || k_stamp[v_position] = ANY (v_full) THEN
-                    v_bulk := v_bulk || v_position;
-                    v_tickets := v_tickets || nextval('warp.ticket');
-                    CONTINUE;
-                END IF;
-                IF v_position IS NOT NULL THEN
-                    v_keys := k_keys[v_position]::bigint[];
-                ELSE
-                    SELECT r.keys INTO v_keys FROM warp.ready r WHERE r.handle = v_handles[v_at];
-                END IF;
-                IF NOT v_keys <@ v_locked THEN
-                    IF (SELECT count(*) FROM (SELECT FROM warp.conc_key c WHERE c.id = ANY (v_keys) ORDER BY c.id FOR UPDATE SKIP LOCKED) c) < cardinality(v_keys) THEN
-                        v_passed := v_passed || v_handles[v_at];
+                v_position := CASE WHEN v_kinds[v_at] = 1 AND cardinality(v_full) > 0 THEN array_position(k_job, v_handles[v_at]) END;
+                v_starts := v_starts + CASE WHEN v_kinds[v_at] = 3 AND NOT v_reserved THEN 0
+                                            WHEN v_position IS NOT NULL AND k_keys[v_position] || '/' || k_stamp[v_position] = ANY (v_full) THEN 0
+                                            ELSE 1 END;
+                IF v_bytes[v_at] IS NOT NULL THEN
+                    IF v_loaded > 0 AND v_loaded + v_bytes[v_at] > 16777216 THEN
+                        v_cut := v_at - 1;
                         v_more := true;
+                        v_stop := true;
+                        EXIT;
+                    END IF;
+                    v_loaded := v_loaded + v_bytes[v_at];
+                END IF;
+                IF v_kinds[v_at] IN (0, 4) THEN
+                    v_plain := v_plain || v_handles[v_at];
+                END IF;
+            END LOOP;
+            IF cardinality(v_plain) > 0 THEN
+                v_left := v_left - cardinality(v_plain);
+                -- Without a key: one statement for all. The inserted row tells what the host must know, so nothing is joined
+                -- but the job by its key.
+                RETURN QUERY
+                WITH gone AS (
+                    DELETE FROM warp.ready r
+                     USING unnest(v_handles, v_kinds, v_lanes) WITH ORDINALITY u (handle, kind, at, n)
+                      LEFT JOIN unnest(k_job, k_stamp) k (job, stamp) ON u.kind = 4 AND k.job = u.handle
+                     WHERE u.kind IN (0, 4) AND u.n BETWEEN v_from AND v_cut AND r.handle = u.handle
+                    RETURNING r.*, coalesce(r.stamp, k.stamp, c_stamp[u.at]) AS new_stamp, c_digest[u.at] AS new_digest
+                ), started AS (
+                    INSERT INTO warp.running AS s (handle, due, changed_at, lane, run, attempt, deaths, place, is_unique, bytes, stamp, digest, host, claimed_at, token, settled, ticket)
+                    SELECT g.handle, g.due, v_now, g.lane, g.run + 1, g.attempt + 1, g.deaths, 4, g.is_unique, g.bytes, g.new_stamp, g.new_digest, p_host, v_now, nextval('warp.token'), g.settled, g.ticket
+                      FROM gone g
+                    RETURNING s.handle, s.token, s.run, s.attempt, s.lane, s.stamp, s.due
+                )
+                SELECT 2::smallint, v_ord, s.handle, j.id, s.token, s.run, s.attempt, s.lane, s.stamp, false, j.created_at, s.due, j.payload, j.metadata, j.trace_parent, NULL::int
+                  FROM started s JOIN warp.job j ON j.handle = s.handle;
+            END IF;
+
+            IF cardinality(v_plain) < v_cut - v_from + 1 THEN
+                v_bulk := '{}';
+                v_tickets := '{}';
+                FOR v_at IN v_from .. v_cut LOOP
+                    CONTINUE WHEN v_kinds[v_at] IN (0, 4);
+                    v_position := CASE WHEN NOT v_reserved THEN array_position(k_job, v_handles[v_at]) END;
+                    IF v_kinds[v_at] = 3 AND NOT v_reserved THEN
+                        DELETE FROM warp.ready r WHERE r.handle = v_handles[v_at] RETURNING * INTO v_row;
+                        v_row.stamp := k_stamp[v_position];
+                        -- Should it ever come back, it needs its keys rendered still.
+                        v_row.keys := CASE WHEN v_row.stamp IS NOT NULL THEN '{}'::bigint[] END;
+                        v_unacceptable := v_unacceptable + 1;
+                        PERFORM warp.leave(v_row, jsonb_build_object('to', 'failed', 'message', k_error[v_position], 'reason', 'unacceptable'), NULL, v_now);
                         CONTINUE;
                     END IF;
-                    v_locked := v_locked || v_keys;
-                END IF;
-                DELETE FROM warp.ready r WHERE r.handle = v_handles[v_at] RETURNING * INTO v_row;
-                v_has_started := v_row.stamp IS NOT NULL;
-                IF v_position IS NOT NULL THEN
-                    v_row.stamp := k_stamp[v_position];
-                    v_row.keys := v_keys;
-                END IF;
-                IF v_reserved OR v_row.parked_on IS NOT NULL OR v_row.ticket IS NOT NULL OR cardinality(v_keys) > 1 THEN
-                    -- It may hand keys on: to whoever stands in line by then, and what was full need not be any more.
+                    IF v_position IS NOT NULL AND k_keys[v_position] || '/' || k_stamp[v_position] = ANY (v_full) THEN
+                        v_bulk := v_bulk || v_position;
+                        v_tickets := v_tickets || nextval('warp.ticket');
+                        CONTINUE;
+                    END IF;
+                    IF v_position IS NOT NULL THEN
+                        v_keys := k_keys[v_position]::bigint[];
+                    ELSE
+                        SELECT r.keys INTO v_keys FROM warp.ready r WHERE r.handle = v_handles[v_at];
+                    END IF;
+                    IF NOT v_keys <@ v_locked THEN
+                        IF (SELECT count(*) FROM (SELECT FROM warp.conc_key c WHERE c.id = ANY (v_keys) ORDER BY c.id FOR UPDATE SKIP LOCKED) c) < cardinality(v_keys) THEN
+                            v_passed := v_passed || v_handles[v_at];
+                            v_more := true;
+                            CONTINUE;
+                        END IF;
+                        v_locked := v_locked || v_keys;
+                    END IF;
+                    DELETE FROM warp.ready r WHERE r.handle = v_handles[v_at] RETURNING * INTO v_row;
+                    v_has_started := v_row.stamp IS NOT NULL;
+                    IF v_position IS NOT NULL THEN
+                        v_row.stamp := k_stamp[v_position];
+                        v_row.keys := v_keys;
+                    END IF;
+                    -- It may hand keys on, to whoever stands in line by then.
                     PERFORM warp.park_behind(v_bulk, v_tickets, k_job, k_stamp, k_keys, v_refusals, v_now);
                     v_parked := v_parked + cardinality(v_bulk);
                     v_bulk := '{}';
                     v_tickets := '{}';
-                    v_full := '{}';
-                END IF;
-                SELECT * INTO v_admitted FROM warp.admit(v_row, v_has_started, p_host, c_digest[v_lanes[v_at]], v_now);
-                CASE v_admitted.verdict
-                WHEN 1 THEN
-                    v_row := v_admitted.p_row;
-                    v_left := v_left - 1;
-                    RETURN QUERY SELECT 2::smallint, v_ord, j.handle, j.id, v_row.token, v_row.run, v_row.attempt, v_row.lane, v_row.stamp, true,
-                           j.created_at, v_row.due, CASE WHEN v_position IS NULL THEN j.payload END, j.metadata, j.trace_parent, NULL::int
-                      FROM warp.job j WHERE j.handle = v_row.handle;
-                WHEN 2 THEN
-                    v_parked := v_parked + 1;
-                    v_again := v_again + v_admitted.again::int;
-                    IF v_position IS NOT NULL AND cardinality(v_keys) = 1 AND v_admitted.fills THEN
-                        v_full := v_full || (k_keys[v_position] || '/' || k_stamp[v_position]);
-                        v_refusals := v_refusals || jsonb_build_object(k_keys[v_position] || '/' || k_stamp[v_position], (v_admitted.p_row).refusal);
+                    IF v_reserved OR v_row.parked_on IS NOT NULL OR v_row.ticket IS NOT NULL OR cardinality(v_keys) > 1 THEN
+                        -- It may give a key back; what was full need not be any more.
+                        v_full := '{}';
                     END IF;
-                ELSE
-                    v_skipped := v_skipped + 1;
-                END CASE;
-            END LOOP;
-            IF cardinality(v_bulk) > 0 THEN
-                v_parked := v_parked + cardinality(v_bulk);
-                PERFORM warp.park_behind(v_bulk, v_tickets, k_job, k_stamp, k_keys, v_refusals, v_now);
+                    SELECT * INTO v_admitted FROM warp.admit(v_row, v_has_started, p_host, c_digest[v_lanes[v_at]], v_now);
+                    CASE v_admitted.verdict
+                    WHEN 1 THEN
+                        v_row := v_admitted.p_row;
+                        v_left := v_left - 1;
+                        RETURN QUERY SELECT 2::smallint, v_ord, j.handle, j.id, v_row.token, v_row.run, v_row.attempt, v_row.lane, v_row.stamp, true,
+                               j.created_at, v_row.due, CASE WHEN v_position IS NULL THEN j.payload END, j.metadata, j.trace_parent, NULL::int
+                          FROM warp.job j WHERE j.handle = v_row.handle;
+                    WHEN 2 THEN
+                        v_parked := v_parked + 1;
+                        v_again := v_again + v_admitted.again::int;
+                        IF v_position IS NOT NULL AND cardinality(v_keys) = 1 AND v_admitted.fills THEN
+                            v_full := v_full || (k_keys[v_position] || '/' || k_stamp[v_position]);
+                            v_refusals := v_refusals || jsonb_build_object(k_keys[v_position] || '/' || k_stamp[v_position], (v_admitted.p_row).refusal);
+                        END IF;
+                    ELSE
+                        v_skipped := v_skipped + 1;
+                    END CASE;
+                END LOOP;
+                IF cardinality(v_bulk) > 0 THEN
+                    v_parked := v_parked + cardinality(v_bulk);
+                    PERFORM warp.park_behind(v_bulk, v_tickets, k_job, k_stamp, k_keys, v_refusals, v_now);
+                END IF;
             END IF;
-        END IF;
+            v_from := v_cut + 1;
+        END LOOP;
         v_ord := v_ord + 1;
+        v_page := least(greatest(2 * v_page, 64), 1024);
         IF v_seen >= 4096 THEN
             v_more := true;
             EXIT;
         END IF;
     END LOOP;
 
-    SELECT count(*) INTO v_reserved_left FROM warp.ready r WHERE r.parked_on IS NOT NULL AND r.xmin = pg_current_xact_id()::xid;
+    SELECT array_agg(r.handle) INTO v_reserved_left FROM warp.ready r
+     WHERE r.parked_on IS NOT NULL AND (r.xmin = pg_current_xact_id()::xid OR r.handle = ANY (k_reserved));
     -- Others may be free for what this transaction made runnable and did not claim itself.
-    IF v_reserved_left > 0 THEN
+    IF v_reserved_left IS NOT NULL THEN
         v_announce := v_announce || array(SELECT DISTINCT r.lane FROM warp.ready r WHERE r.parked_on IS NOT NULL AND r.xmin = pg_current_xact_id()::xid);
     END IF;
     IF cardinality(v_announce) > 0 THEN
@@ -427,7 +440,7 @@ BEGIN
     job := v_next;
     token := v_now;
     payload := jsonb_build_object('parked', v_parked, 'again', v_again, 'skipped', v_skipped, 'unacceptable', v_unacceptable,
-                                  'more', v_more, 'reserved', v_reserved_left)::text;
+                                  'more', v_more, 'reserved', coalesce(v_reserved_left, '{}'), 'page', v_page)::text;
     RETURN NEXT;
 END $$;
 

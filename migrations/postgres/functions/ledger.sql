@@ -116,6 +116,8 @@ DECLARE
     v_limit int;
     v_weight int;
     v_count int := 0;
+    -- What earlier calls of this exchange have woken.
+    v_woken bigint[] := nullif(current_setting('warp.woken', true), '');
 BEGIN
     SELECT c.admin_limit INTO v_admin FROM warp.conc_key c WHERE c.id = p_key;
     IF v_admin = 0 THEN
@@ -133,7 +135,7 @@ BEGIN
         SELECT count(*), coalesce(bool_or(s.stamped <= 1), false) INTO v_held, v_alone FROM warp.slot s WHERE s.key = p_key;
         SELECT coalesce(sum(p.weight), 0), coalesce(bool_or(p.slots <= 1), false) INTO v_promised, v_promised_away
           FROM warp.ready r JOIN warp.policy p ON p.id = r.stamp
-         WHERE r.parked_on = p_key AND r.place = 1 AND r.xmin = pg_current_xact_id()::xid;
+         WHERE r.parked_on = p_key AND r.place = 1 AND (r.xmin = pg_current_xact_id()::xid OR r.handle = ANY (v_woken));
         v_limit := coalesce(v_admin, greatest(v_waiter.slots, 1));
         v_weight := v_waiter.weight + v_promised;
         EXIT WHEN v_admin IS NULL AND v_promised_away;
@@ -196,7 +198,6 @@ DECLARE
     v_text text;
     v_holder text;
     v_holds bool := false;
-    v_parked_on bigint := p_row.parked_on;
 BEGIN
     SELECT p.slots, p.weight, p.skips, p.is_fifo INTO v_policy FROM warp.policy p WHERE p.id = p_row.stamp;
     again := p_row.refusal IS NOT NULL;
@@ -261,11 +262,9 @@ BEGIN
             INSERT INTO warp.waiting VALUES (p_row.*);
             -- From here on its place in line stands for it. A blocker besides would outlast its start.
             PERFORM warp.unblock(p_row.handle, p_row.keys, p_now);
-            -- W4: a job that was woken for one key and is refused on another hands that key on. On a single key nobody
-            -- could be found: whoever is older was refused as well.
-            IF cardinality(p_row.keys) > 1 OR v_refusal.why = 4 OR v_parked_on IS NOT NULL THEN
-                PERFORM warp.hand_on_all(p_row.keys, p_now);
-            END IF;
+            -- W4: a job that was woken for one key and is refused on another hands that key on. On a single key somebody
+            -- older may be found too: one who was not given the slot while it was promised to a job with several keys.
+            PERFORM warp.hand_on_all(p_row.keys, p_now);
             verdict := 2;
             RETURN;
         END LOOP;

@@ -104,7 +104,8 @@ impl Exchange<'_> {
             if answer.peeked.is_empty() {
                 break;
             }
-            prepared = Prepared::of(self, &lanes, answer.peeked).await?;
+            let Summary { reserved, page, .. } = answer.summary;
+            prepared = Prepared { reserved, page, ..Prepared::of(self, &lanes, answer.peeked).await? };
         }
         if !unusable.is_empty() {
             exchanged.unacceptable += u32::try_from(unusable.len()).unwrap_or(u32::MAX);
@@ -161,7 +162,7 @@ impl Exchange<'_> {
         let Ends { ords, jobs, tokens, took, results, others, lines, children, verdicts: _, repeats: _ } = ends;
         let sql = Sql::new(
             "SELECT * FROM warp.exchange($1, $2, $3, $4, $5, $6, $7, $8::jsonb, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, \
-             $21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31)",
+             $21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31, $32, $33)",
         )
         .arg(host)
         .arg(self.clock.tell(now))
@@ -193,7 +194,9 @@ impl Exchange<'_> {
         .arg(prepared.jobs.clone())
         .arg(prepared.stamps.clone())
         .arg(prepared.keys.clone())
-        .arg(prepared.errors.clone());
+        .arg(prepared.errors.clone())
+        .arg(prepared.reserved.clone())
+        .arg(prepared.page);
         self.db.rows(sql).await
     }
 }
@@ -434,6 +437,10 @@ struct Prepared {
     keys: Vec<Option<String>>,
     errors: Vec<Option<String>>,
     payloads: HashMap<i64, String>,
+    /// What earlier calls of this exchange reserved or woke.
+    reserved: Vec<i64>,
+    /// How long the page was that they stopped at.
+    page: Option<i32>,
 }
 
 impl Prepared {
@@ -441,15 +448,18 @@ impl Prepared {
     async fn of(exchange: Exchange<'_>, lanes: &Lanes, peeked: Vec<Peeked>) -> Result<Self, Fault> {
         let Exchange { db, interned, clock: _ } = exchange;
         let declared = interned.declared(db, &peeked.iter().filter_map(|job| job.explicit).collect()).await?;
+        let stamped = interned.stamps(db, &peeked.iter().filter_map(|job| job.stamp).collect()).await?;
         let mut resolved: Vec<Result<(Arc<Stamp>, Option<Vec<String>>), (Option<Arc<Stamp>>, String)>> = Vec::with_capacity(peeked.len());
         let mut plain: HashMap<i32, Arc<Stamp>> = HashMap::new();
         for job in &peeked {
             let declarations = &lanes.lane(job.lane)?.declarations;
+            let on_row = job.stamp.map(|id| stamped.get(&id).cloned().unwrap_or_else(|| Err("its stamp is missing".to_owned())));
             let stamp = match job.explicit.map(|id| declared.get(&id).cloned().unwrap_or_else(|| Err("its policy is missing".to_owned()))) {
                 None => Ok(Arc::clone(plain.entry(job.lane).or_insert_with(|| Arc::new(resolve(&Declared::default(), declarations))))),
                 Some(Ok(declared)) => Ok(Arc::new(resolve(&declared, declarations))),
                 Some(Err(reason)) => Err((None, reason)),
             };
+            let stamp = on_row.map_or(stamp, |on_row| on_row.map_err(|reason| (None, reason)));
             resolved.push(stamp.and_then(|stamp| match render(&stamp, &job.payload) {
                 Ok(keys) => Ok((stamp, keys)),
                 Err(reason) => Err((Some(stamp), reason)),
@@ -505,7 +515,9 @@ struct Summary {
     skipped: u32,
     unacceptable: u32,
     more: bool,
-    reserved: u32,
+    /// What this exchange has reserved or woken, in this call or before, and nobody has claimed yet.
+    reserved: Vec<i64>,
+    page: Option<i32>,
 }
 
 /// A candidate that needs stamp and keys.
@@ -513,6 +525,8 @@ struct Peeked {
     handle: i64,
     lane: i32,
     explicit: Option<i32>,
+    /// It has a stamp already, under which its keys could not be rendered the last time.
+    stamp: Option<i32>,
     payload: String,
 }
 
@@ -570,7 +584,7 @@ impl Answer {
                 }
                 2 => answer.claimed.push(Started::read(row)?),
                 _ => {
-                    answer.peeked.push(Peeked { handle: get(row, 2)?, lane: get(row, 7)?, explicit: get(row, 15)?, payload: get(row, 12)? })
+                    answer.peeked.push(Peeked { handle: get(row, 2)?, lane: get(row, 7)?, explicit: get(row, 15)?, stamp: get(row, 8)?, payload: get(row, 12)? })
                 }
             }
         }
@@ -629,12 +643,12 @@ trait Count {
 
 impl Count for Exchanged {
     fn count(&mut self, summary: &Summary) {
-        let Summary { parked, again, skipped, unacceptable, more, reserved } = *summary;
+        let Summary { parked, again, skipped, unacceptable, more, ref reserved, page: _ } = *summary;
         self.parked += parked;
         self.parked_again += again;
         self.skipped += skipped;
         self.unacceptable += unacceptable;
         self.more |= more;
-        self.reserved += reserved;
+        self.reserved = u32::try_from(reserved.len()).unwrap_or(u32::MAX);
     }
 }

@@ -71,7 +71,7 @@ const NOT_HEARING: Polling = Polling { shortest: Duration::from_millis(100), lon
 const EXCHANGES: u32 = 2;
 /// How long a renewal waits for exchanges whose callers have gone, so that it sees what they claimed. Longer it must not:
 /// a lease must not lapse behind them.
-const ORPHAN_PATIENCE: Duration = Duration::from_secs(1);
+const ORPHAN_PATIENCE: Duration = Duration::from_secs(3);
 
 /// How to open a database.
 #[derive(Debug, Clone)]

@@ -244,11 +244,42 @@ async fn a11_trades_in_opposite_directions_meet_no_deadlock() {
         }
     }))
     .await;
+    for (from, to) in [("a", "c"), ("c", "a")] {
+        assert_keys_are_locked_in_their_order(&world, &hosts[0], &database, from, to).await;
+    }
     drop((world, watcher));
     // The last session to end has told what it counted.
     let mut eyes = connection(&database).await;
     until_zero(&mut eyes, &format!("SELECT count(*) FROM pg_stat_activity WHERE {ELSEWHERE}")).await;
     assert_eq!(number(&mut eyes, "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()").await, 0);
+}
+
+/// A deadlock needs two who come within microseconds of each other, so the order itself is looked at: a claim that waits
+/// for the first of its keys holds no later one.
+async fn assert_keys_are_locked_in_their_order(world: &World, host: &Host, database: &Database, from: &str, to: &str) {
+    world.enqueue(vec![with(world, "trade", &format!(r#""from":"{from}","to":"{to}""#))]).await;
+    let (mut holder, mut eyes) = (connection(database).await, connection(database).await);
+    sqlx::raw_sql("BEGIN; SELECT FROM warp.conc_key WHERE id = (SELECT min(id) FROM warp.conc_key WHERE key IN ('a', 'c')) FOR UPDATE")
+        .execute(&mut holder)
+        .await
+        .expect("a lock");
+    let claim = ClaimParams { lanes: host.lanes.clone(), max: 1 };
+    let params = ExchangeParams { host: host.id, now: world.now(), settles: Arc::new([]), claim: Some(claim) };
+    let store = world.store.clone();
+    let claiming = tokio::spawn(async move { store.exchange(params).await });
+    let waits = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    let begun = Instant::now();
+    while number(&mut eyes, waits).await == 0 {
+        assert!(begun.elapsed() < Duration::from_secs(20) && !claiming.is_finished(), "the claim does not lock its keys");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    let free = "WITH k AS (SELECT FROM warp.conc_key WHERE id = (SELECT max(id) FROM warp.conc_key WHERE key IN ('a', 'c')) FOR UPDATE SKIP LOCKED)
+                SELECT count(*) FROM k";
+    assert_eq!(number(&mut eyes, free).await, 1, "from {from} to {to}: the later key was locked first");
+    sqlx::raw_sql("COMMIT").execute(&mut holder).await.expect("let go");
+    let claimed = claiming.await.expect("a task").expect("a claim").claimed;
+    assert_eq!(claimed.len(), 1);
+    world.complete(host, &claimed[0]).await;
 }
 
 #[tokio::test]

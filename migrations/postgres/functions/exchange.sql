@@ -13,6 +13,9 @@
 -- 1 a verdict that is not Settled (`ord`, `run`: 1
 -- repeated, 2 late, 3 conflicted), 2 a claimed run in the order of page (`ord`), due time and job, 3 a candidate that
 -- needs stamp and keys. `lane` is the number of the lane, not its place among the parameters.
+-- Under session locks also: 4 what a claimed run wants of its lock session (`ord` whether it had been started or parked,
+-- `token` the key that it was woken for, its keys in `payload`), 5 the operator's limit (`ord`) and the version (`token`) of
+-- a key that the host holds, 6 a key on which this call has parked.
 CREATE OR REPLACE FUNCTION warp.exchange(
     p_host int, p_now bigint,
     -- Ends as Completed that leave nothing but a result and lines: place in the batch, job, token, µs, result.
@@ -27,7 +30,9 @@ CREATE OR REPLACE FUNCTION warp.exchange(
     -- What the host has resolved and rendered: job, stamp, keys as an array's text, or why its policy cannot be applied.
     k_job bigint[], k_stamp int[], k_keys text[], k_error text[],
     -- What earlier calls of this exchange reserved or woke, and how long the page was that they stopped at.
-    k_reserved bigint[], k_page int
+    k_reserved bigint[], k_page int,
+    -- Under session locks, what the host owes and has: {"parks", "wakes", "looks", "room", "held"}. NULL is the ledger.
+    p_session jsonb
 ) RETURNS TABLE (
     kind smallint, ord int, job bigint, id uuid, token bigint, run int, attempt int, lane int, stamp int, keyed bool,
     created_at bigint, due bigint, payload text, metadata text, trace_parent text, explicit int
@@ -92,12 +97,22 @@ DECLARE
     v_announce int[] := '{}';
     v_next bigint;
     v_reserved_left bigint[];
+    v_counts int[];
+    v_woken_for bigint;
+    v_looks bigint[] := '{}';
 BEGIN
     PERFORM pg_advisory_xact_lock_shared(hashtext('warp.host'), p_host);
     IF NOT EXISTS (SELECT FROM warp.host h WHERE h.id = p_host) THEN
         RAISE EXCEPTION 'host % is not registered any more', p_host USING ERRCODE = 'WH001';
     END IF;
 
+    IF p_session IS NOT NULL THEN
+        -- What a host owes to the rows rides in its exchanges: first whom its lock session refused (A4).
+        v_counts := warp.session_park(p_host, p_session -> 'parks', v_now);
+        v_parked := v_counts[1];
+        v_again := v_counts[2];
+        v_skipped := v_counts[3];
+    END IF;
     -- For `warp.hand_on`, until the end of the transaction.
     PERFORM set_config('warp.woken', k_reserved::text, true) WHERE cardinality(k_reserved) > 0;
 
@@ -226,13 +241,20 @@ BEGIN
                     SELECT unnest(k.keys::bigint[]) FROM unnest(k_keys) k (keys)) k (k);
         END IF;
     END IF;
-    IF cardinality(v_keys) > 0 THEN
+    -- Under session locks no key row is locked: the lock session admits, after this.
+    IF cardinality(v_keys) > 0 AND p_session IS NULL THEN
         v_locked := v_keys;
         PERFORM warp.lock_keys(v_locked);
     END IF;
     FOR v_at IN 1 .. cardinality(v_rows) LOOP
         PERFORM warp.leave(v_rows[v_at], v_exits[v_at], v_took[v_at], v_now);
     END LOOP;
+    IF p_session IS NOT NULL THEN
+        -- For locks given back before this statement began (A5), counted after these ends (A8); and for parks committed before.
+        PERFORM warp.session_wakes(p_session -> 'wakes', v_now);
+        PERFORM warp.session_look(array(SELECT (k #>> '{}')::bigint FROM jsonb_array_elements(p_session -> 'looks') k), v_now)
+          WHERE jsonb_array_length(p_session -> 'looks') > 0;
+    END IF;
 
     -- Claims, page by page: what is reserved for these lanes first, then what is ready, oldest due first. The first page is
     -- as long as what is wanted; later ones are longer, because candidates that park cost little. A page is decided in its
@@ -369,7 +391,7 @@ BEGIN
                     ELSE
                         SELECT r.keys INTO v_keys FROM warp.ready r WHERE r.handle = v_handles[v_at];
                     END IF;
-                    IF NOT v_keys <@ v_locked THEN
+                    IF p_session IS NULL AND NOT v_keys <@ v_locked THEN
                         IF (SELECT count(*) FROM (SELECT FROM warp.conc_key c WHERE c.id = ANY (v_keys) ORDER BY c.id FOR UPDATE SKIP LOCKED) c) < cardinality(v_keys) THEN
                             v_passed := v_passed || v_handles[v_at];
                             v_more := true;
@@ -392,7 +414,12 @@ BEGIN
                         -- It may give a key back; what was full need not be any more.
                         v_full := '{}';
                     END IF;
-                    SELECT * INTO v_admitted FROM warp.admit(v_row, v_has_started, p_host, c_digest[v_lanes[v_at]], v_now);
+                    v_woken_for := v_row.parked_on;
+                    IF p_session IS NULL THEN
+                        SELECT * INTO v_admitted FROM warp.admit(v_row, v_has_started, p_host, c_digest[v_lanes[v_at]], v_now);
+                    ELSE
+                        SELECT * INTO v_admitted FROM warp.session_admit(v_row, v_has_started, p_host, c_digest[v_lanes[v_at]], v_now, p_session -> 'room');
+                    END IF;
                     CASE v_admitted.verdict
                     WHEN 1 THEN
                         v_row := v_admitted.p_row;
@@ -400,7 +427,16 @@ BEGIN
                         RETURN QUERY SELECT 2::smallint, v_ord, j.handle, j.id, v_row.token, v_row.run, v_row.attempt, v_row.lane, v_row.stamp, true,
                                j.created_at, v_row.due, CASE WHEN v_position IS NULL THEN j.payload END, j.metadata, j.trace_parent, NULL::int
                           FROM warp.job j WHERE j.handle = v_row.handle;
+                        IF p_session IS NOT NULL THEN
+                            kind := 4;
+                            ord := v_has_started::int;
+                            job := v_row.handle;
+                            token := v_woken_for;
+                            payload := to_json(v_row.keys)::text;
+                            RETURN NEXT;
+                        END IF;
                     WHEN 2 THEN
+                        v_looks := v_looks || (v_admitted.p_row).parked_on;
                         v_parked := v_parked + 1;
                         v_again := v_again + v_admitted.again::int;
                         IF v_position IS NOT NULL AND cardinality(v_keys) = 1 AND v_admitted.fills THEN
@@ -435,8 +471,18 @@ BEGIN
     IF cardinality(v_announce) > 0 THEN
         PERFORM warp.announce(v_announce);
     END IF;
+    IF p_session IS NOT NULL THEN
+        FOR kind, ord, job, token IN
+            SELECT 5, c.admin_limit, c.id, c.version FROM warp.conc_key c
+             WHERE c.id = ANY (array(SELECT (k #>> '{}')::bigint FROM jsonb_array_elements(p_session -> 'held') k))
+            UNION ALL SELECT DISTINCT 6, NULL::int, k, NULL::bigint FROM unnest(v_looks) k
+        LOOP
+            RETURN NEXT;
+        END LOOP;
+    END IF;
     SELECT min(w.due) INTO v_next FROM warp.waiting w WHERE w.place = 0;
     kind := 0;
+    ord := NULL;
     job := v_next;
     token := v_now;
     payload := jsonb_build_object('parked', v_parked, 'again', v_again, 'skipped', v_skipped, 'unacceptable', v_unacceptable,

@@ -77,7 +77,10 @@ BEGIN
 END $$;
 
 -- Replaces what a host can run.
-CREATE OR REPLACE FUNCTION warp.serve_host(p_host int, p_contracts text[], p_now bigint) RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION warp.serve_host(p_host int, p_contracts text[], p_now bigint) RETURNS void LANGUAGE plpgsql
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+AS $$
 DECLARE
     v_before int[];
 BEGIN
@@ -139,6 +142,7 @@ $$;
 -- Index: ready_woken, all of it; it holds what is reserved or woken at this moment.
 CREATE OR REPLACE FUNCTION warp.expire_reservations(p_patience bigint, p_now bigint) RETURNS int LANGUAGE plpgsql
 SET enable_seqscan = off
+SET enable_bitmapscan = off
 AS $$
 DECLARE
     v_now bigint := coalesce(p_now, warp.clock());
@@ -169,7 +173,12 @@ BEGIN
         v_row.place := 2;
         v_row.changed_at := v_now;
         INSERT INTO warp.waiting VALUES (v_row.*);
-        PERFORM warp.hand_on(v_row.parked_on, v_now);
+        IF warp.by_session() THEN
+            -- A7: it has not tried the key that it was woken for.
+            PERFORM warp.session_wake_missing(v_row.parked_on, 1, 0, v_now);
+        ELSE
+            PERFORM warp.hand_on(v_row.parked_on, v_now);
+        END IF;
         v_expired := v_expired + 1;
     END LOOP;
     PERFORM warp.announce_keys(v_keys);
@@ -197,7 +206,10 @@ END $$;
 CREATE OR REPLACE FUNCTION warp.renew_host(
     p_host int, p_number bigint, p_jobs bigint[], p_tokens bigint[], p_patience bigint, p_now bigint,
     OUT handed_back int, OUT lost int[], OUT expired int, OUT reserved bool, OUT hosts text
-) LANGUAGE plpgsql AS $$
+) LANGUAGE plpgsql
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+AS $$
 DECLARE
     v_now bigint := coalesce(p_now, warp.clock());
     is_newest bool;
@@ -232,6 +244,9 @@ BEGIN
         PERFORM warp.give_back(v_rows, 'its host does not know of this run', v_now);
     END IF;
     expired := CASE WHEN p_patience IS NULL THEN 0 ELSE warp.expire_reservations(p_patience, v_now) END;
+    IF p_patience IS NOT NULL AND warp.by_session() THEN
+        PERFORM warp.session_sweep(v_now);
+    END IF;
     reserved := EXISTS (SELECT FROM warp.ready r WHERE r.parked_on IS NOT NULL);
     PERFORM warp.fold_counters();
     hosts := (SELECT json_agg(json_build_array(s.id, s.name, s.renewals, s.started_at, s.renewed_at, s.running, s.paused_by, s.paused_at))
@@ -252,7 +267,10 @@ BEGIN
 END $$;
 
 -- Ends a registration; whatever the host still runs goes back uncharged.
-CREATE OR REPLACE FUNCTION warp.deregister_host(p_host int, p_now bigint) RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION warp.deregister_host(p_host int, p_now bigint) RETURNS void LANGUAGE plpgsql
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+AS $$
 DECLARE
     v_now bigint := coalesce(p_now, warp.clock());
     v_left record;
@@ -288,13 +306,17 @@ END $$;
 -- the host's lock on none of its claims commits, and its renewal finds no row.
 CREATE OR REPLACE FUNCTION warp.rescue_host(
     p_host int, p_renewals bigint, p_max_deaths int, p_now bigint, OUT requeued int, OUT exhausted int
-) LANGUAGE plpgsql AS $$
+) LANGUAGE plpgsql
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+AS $$
 DECLARE
     v_now bigint := coalesce(p_now, warp.clock());
     v_left record;
     v_row warp.state_row;
     v_by text;
     v_exit jsonb;
+    v_backend int;
 BEGIN
     requeued := 0;
     exhausted := 0;
@@ -305,11 +327,13 @@ BEGIN
         PERFORM warp.end_statements_of(p_host);
         PERFORM pg_advisory_xact_lock(hashtext('warp.host'), p_host);
     END IF;
-    PERFORM FROM warp.host h WHERE h.id = p_host AND h.renewals = p_renewals FOR UPDATE;
+    SELECT h.lock_backend INTO v_backend FROM warp.host h WHERE h.id = p_host AND h.renewals = p_renewals FOR UPDATE;
     IF NOT FOUND THEN
         RETURN;
     END IF;
     SELECT * INTO v_left FROM warp.remove_host(p_host);
+    -- A12: the locks of a process that stands still would stay for ever.
+    PERFORM warp.end_session(v_backend) WHERE v_backend IS NOT NULL;
     FOREACH v_row IN ARRAY v_left.runs LOOP
         v_row.deaths := v_row.deaths + 1;
         v_by := warp.take_cancellation(v_row);

@@ -41,10 +41,11 @@ DECLARE
 BEGIN
     SELECT c.admin_limit,
            EXISTS (SELECT FROM warp.blocker b WHERE b.key = p_key AND b.ticket < v_ticket),
-           EXISTS (SELECT FROM warp.waiting w JOIN warp.policy p ON p.id = w.stamp
-                   WHERE w.place = 2 AND w.parked_on = p_key AND w.ticket < v_ticket
-                     AND (c.admin_limit = 0 OR p.weight <= coalesce(c.admin_limit, greatest(p.slots, 1)))
-                     AND EXISTS (SELECT FROM warp.claimable_lane a WHERE a.lane = w.lane))
+           EXISTS (SELECT FROM warp.waiting w
+                    WHERE w.place = 2 AND w.parked_on = p_key AND w.ticket < v_ticket
+                      AND (c.admin_limit = 0
+                           OR (SELECT p.weight <= coalesce(c.admin_limit, greatest(p.slots, 1)) FROM warp.policy p WHERE p.id = w.stamp))
+                      AND (SELECT true FROM warp.claimable_lane a WHERE a.lane = w.lane))
       INTO v_admin, v_blocked, v_behind
       FROM warp.conc_key c WHERE c.id = p_key;
     SELECT count(*), min(s.job) FILTER (WHERE s.stamped <= 1),
@@ -114,39 +115,46 @@ DECLARE
     v_promised int;
     v_promised_away bool;
     v_limit int;
+    v_slots int;
     v_weight int;
     v_count int := 0;
     -- What earlier calls of this exchange have woken.
     v_woken bigint[] := nullif(current_setting('warp.woken', true), '');
 BEGIN
+    IF warp.by_session() THEN
+        RETURN warp.session_wake_missing(p_key, 0, 0, p_now);
+    END IF;
     SELECT c.admin_limit INTO v_admin FROM warp.conc_key c WHERE c.id = p_key;
     IF v_admin = 0 THEN
         RETURN 0;
     END IF;
     LOOP
-        SELECT w.handle, w.ticket, p.slots, p.weight, cardinality(w.keys) > 1 AS several INTO v_waiter
-          FROM warp.waiting w JOIN warp.policy p ON p.id = w.stamp
+        SELECT count(*), coalesce(bool_or(s.stamped <= 1), false) INTO v_held, v_alone FROM warp.slot s WHERE s.key = p_key;
+        -- Where nobody could start, whoever is next, nobody is looked for.
+        EXIT WHEN v_held > 0 AND (v_admin IS NULL AND v_alone OR v_held >= v_admin);
+        -- One table and single values beside it: so the line is walked in its order to the first who counts, and never
+        -- read as a whole and sorted.
+        SELECT w.handle, w.ticket, w.stamp, cardinality(w.keys) > 1 AS several INTO v_waiter
+          FROM warp.waiting w
          WHERE w.place = 2 AND w.parked_on = p_key
-           AND p.weight <= coalesce(v_admin, greatest(p.slots, 1))
-           AND EXISTS (SELECT FROM warp.claimable_lane a WHERE a.lane = w.lane)
+           AND (SELECT p.weight <= coalesce(v_admin, greatest(p.slots, 1)) FROM warp.policy p WHERE p.id = w.stamp)
+           AND (SELECT true FROM warp.claimable_lane a WHERE a.lane = w.lane)
          ORDER BY w.ticket LIMIT 1 FOR UPDATE OF w SKIP LOCKED;
         EXIT WHEN NOT FOUND;
+        SELECT p.slots, p.weight INTO v_slots, v_weight FROM warp.policy p WHERE p.id = v_waiter.stamp;
         EXIT WHEN EXISTS (SELECT FROM warp.blocker b WHERE b.key = p_key AND b.ticket < v_waiter.ticket);
-        SELECT count(*), coalesce(bool_or(s.stamped <= 1), false) INTO v_held, v_alone FROM warp.slot s WHERE s.key = p_key;
         SELECT coalesce(sum(p.weight), 0), coalesce(bool_or(p.slots <= 1), false) INTO v_promised, v_promised_away
           FROM warp.ready r JOIN warp.policy p ON p.id = r.stamp
          WHERE r.parked_on = p_key AND r.place = 1 AND (r.xmin = pg_current_xact_id()::xid OR r.handle = ANY (v_woken));
-        v_limit := coalesce(v_admin, greatest(v_waiter.slots, 1));
-        v_weight := v_waiter.weight + v_promised;
+        v_limit := coalesce(v_admin, greatest(v_slots, 1));
         EXIT WHEN v_admin IS NULL AND v_promised_away;
-        EXIT WHEN v_weight > v_limit;
-        EXIT WHEN v_held > 0 AND (v_held + v_weight > v_limit OR v_admin IS NULL AND v_alone);
+        EXIT WHEN v_weight + v_promised > v_limit OR v_held > 0 AND v_held + v_weight + v_promised > v_limit;
         DELETE FROM warp.waiting w WHERE w.handle = v_waiter.handle RETURNING * INTO v_row;
         v_row.changed_at := p_now;
         v_row.place := 1;
         IF NOT v_waiter.several THEN
             v_row.place := 3;
-            PERFORM warp.take(p_key, v_row.handle, v_waiter.slots, v_waiter.weight, NULL, NULL, p_now);
+            PERFORM warp.take(p_key, v_row.handle, v_slots, v_weight, NULL, NULL, p_now);
         END IF;
         INSERT INTO warp.ready VALUES (v_row.*);
         v_count := v_count + 1;
@@ -169,6 +177,10 @@ END $$;
 -- stands where it goes already. Index: slot_job.
 CREATE OR REPLACE FUNCTION warp.release(p_job bigint, p_keys bigint[], p_now bigint) RETURNS int LANGUAGE plpgsql AS $$
 BEGIN
+    -- A session lock is given back after this has been committed, and wakes then (A5).
+    IF warp.by_session() THEN
+        RETURN 0;
+    END IF;
     DELETE FROM warp.slot s WHERE s.job = p_job;
     RETURN warp.hand_on_all(p_keys, p_now);
 END $$;
@@ -309,6 +321,8 @@ DECLARE
     v_message text := p_exit ->> 'message';
     v_at bigint := (p_exit ->> 'at')::bigint;
     was_running bool := p_row.place = 4;
+    -- The key that it was woken for and has not tried (A7).
+    v_woken_for bigint := CASE WHEN p_row.place = 1 THEN p_row.parked_on END;
     v_event smallint;
     v_error text;
     -- Whether it is charged, and whether its place in line is free for others.
@@ -429,5 +443,8 @@ BEGIN
             PERFORM warp.unblock(p_row.handle, p_row.keys, p_now);
         END IF;
         PERFORM warp.release(p_row.handle, p_row.keys, p_now);
+        IF v_woken_for IS NOT NULL AND warp.by_session() THEN
+            PERFORM warp.session_wake_missing(v_woken_for, 1, 0, p_now);
+        END IF;
     END IF;
 END $$;

@@ -7,7 +7,10 @@
 
 -- A job's one state row, locked; its place tells the table. It may move while it is looked for: then it is looked for
 -- again. All NULL if there is no such job. Indexes: job_id, the primary keys, of `running` host by host.
-CREATE OR REPLACE FUNCTION warp.lock_job(p_id uuid) RETURNS warp.state_row LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION warp.lock_job(p_id uuid) RETURNS warp.state_row LANGUAGE plpgsql
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+AS $$
 DECLARE
     v_job bigint;
     v_row warp.state_row;
@@ -31,7 +34,10 @@ BEGIN
 END $$;
 
 -- Ends a job as Deleted; of a running one the end is asked for.
-CREATE OR REPLACE FUNCTION warp.cancel_job(p_id uuid, p_by text, p_now bigint) RETURNS int LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION warp.cancel_job(p_id uuid, p_by text, p_now bigint) RETURNS int LANGUAGE plpgsql
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+AS $$
 DECLARE
     v_now bigint := coalesce(p_now, warp.clock());
     v_row warp.state_row := warp.lock_job(p_id);
@@ -60,7 +66,10 @@ END $$;
 
 -- Makes an ended or Scheduled job Enqueued again, its retry budget afresh. Refused for an ended one whose unique key another
 -- job has now.
-CREATE OR REPLACE FUNCTION warp.requeue_job(p_id uuid, p_by text, p_now bigint) RETURNS int LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION warp.requeue_job(p_id uuid, p_by text, p_now bigint) RETURNS int LANGUAGE plpgsql
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+AS $$
 DECLARE
     v_now bigint := coalesce(p_now, warp.clock());
     v_row warp.state_row := warp.lock_job(p_id);
@@ -112,6 +121,7 @@ $$;
 -- Removes jobs and everything about them but their state rows. Primary keys, and unique_key_job.
 CREATE OR REPLACE FUNCTION warp.remove_jobs(p_jobs bigint[]) RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off
+SET enable_bitmapscan = off
 AS $$
 BEGIN
     DELETE FROM warp.unique_key u WHERE u.job = ANY (p_jobs);
@@ -124,7 +134,10 @@ BEGIN
 END $$;
 
 -- Removes a job and everything about it; refused while it runs.
-CREATE OR REPLACE FUNCTION warp.delete_job(p_id uuid, p_now bigint) RETURNS int LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION warp.delete_job(p_id uuid, p_now bigint) RETURNS int LANGUAGE plpgsql
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+AS $$
 DECLARE
     v_now bigint := coalesce(p_now, warp.clock());
     v_row warp.state_row := warp.lock_job(p_id);
@@ -143,6 +156,10 @@ BEGIN
         PERFORM warp.lock_keys(v_row.keys);
         PERFORM warp.unblock(v_row.handle, v_row.keys, v_now);
         PERFORM warp.release(v_row.handle, v_row.keys, v_now);
+        IF v_row.place = 1 AND v_row.parked_on IS NOT NULL AND warp.by_session() THEN
+            -- A7: it has not tried the key that it was woken for.
+            PERFORM warp.session_wake_missing(v_row.parked_on, 1, 0, v_now);
+        END IF;
         PERFORM warp.announce_keys(v_row.keys);
     END IF;
     PERFORM warp.remove_jobs(array[v_row.handle]);
@@ -151,7 +168,10 @@ END $$;
 
 -- B6: the operator's limit of a key, drawn if it is new; its number. The row that is written is the key's lock; what the
 -- limit lets in is handed on in the statements after it.
-CREATE OR REPLACE FUNCTION warp.set_limit(p_key text, p_limit int, p_by text, p_now bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION warp.set_limit(p_key text, p_limit int, p_by text, p_now bigint) RETURNS bigint LANGUAGE plpgsql
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+AS $$
 DECLARE
     v_now bigint := coalesce(p_now, warp.clock());
     v_key bigint;
@@ -168,7 +188,10 @@ BEGIN
 END $$;
 
 -- B6: back to the stamps; whether there was a limit.
-CREATE OR REPLACE FUNCTION warp.remove_limit(p_key text, p_now bigint) RETURNS bool LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION warp.remove_limit(p_key text, p_now bigint) RETURNS bool LANGUAGE plpgsql
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+AS $$
 DECLARE
     v_key bigint;
 BEGIN
@@ -185,7 +208,10 @@ END $$;
 
 -- Pauses a queue, or ends that; whether anything changed. Its waiters are passed over from now on, or count again. What was
 -- reserved for them is left to the expiry of reservations.
-CREATE OR REPLACE FUNCTION warp.pause_queue(p_queue text, p_by text, p_now bigint) RETURNS bool LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION warp.pause_queue(p_queue text, p_by text, p_now bigint) RETURNS bool LANGUAGE plpgsql
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+AS $$
 DECLARE
     v_now bigint := coalesce(p_now, warp.clock());
     v_before int[] := warp.lock_lanes();
@@ -200,7 +226,10 @@ BEGIN
     RETURN true;
 END $$;
 
-CREATE OR REPLACE FUNCTION warp.resume_queue(p_queue text, p_now bigint) RETURNS bool LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION warp.resume_queue(p_queue text, p_now bigint) RETURNS bool LANGUAGE plpgsql
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+AS $$
 DECLARE
     v_before int[] := warp.lock_lanes();
 BEGIN
@@ -214,7 +243,10 @@ BEGIN
 END $$;
 
 -- Pauses a host, or (with nobody's name) ends that; whether anything changed, NULL if it is not registered.
-CREATE OR REPLACE FUNCTION warp.pause_host(p_host int, p_by text, p_now bigint) RETURNS bool LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION warp.pause_host(p_host int, p_by text, p_now bigint) RETURNS bool LANGUAGE plpgsql
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+AS $$
 DECLARE
     v_now bigint := coalesce(p_now, warp.clock());
     v_before int[];
@@ -239,6 +271,7 @@ END $$;
 CREATE OR REPLACE FUNCTION warp.prune(p_completed bigint, p_deleted bigint, p_failed bigint, p_max int, p_now bigint)
 RETURNS int LANGUAGE plpgsql
 SET enable_seqscan = off
+SET enable_bitmapscan = off
 AS $$
 DECLARE
     v_now bigint := coalesce(p_now, warp.clock());
@@ -268,6 +301,18 @@ END $$;
 -- ------------------------------------------------------------------------------------------------- questions
 -- They lock nothing. STABLE: all parts of an answer are of one snapshot.
 
+-- Who holds a key. Session locks stand in no row: there it is who has run with the key for longest, as many as its limit
+-- ever allowed; whoever runs beyond that waits inside its host. Primary key of slot; the running rows of all hosts.
+CREATE OR REPLACE FUNCTION warp.key_holders(p_key bigint, p_high int) RETURNS TABLE (job bigint, number int, stamped int, since bigint, host int)
+LANGUAGE sql STABLE AS $$
+    SELECT s.job, s.number, s.stamped, s.since, s.host FROM warp.slot s WHERE s.key = p_key
+    UNION ALL
+    (SELECT r.handle, (row_number() OVER (ORDER BY r.token))::int - 1, coalesce(p.slots, 1), r.claimed_at, r.host
+       FROM warp.running r LEFT JOIN warp.policy p ON p.id = r.stamp
+      WHERE (SELECT t.locks = 'session' FROM warp.setting t) AND r.keys @> array[p_key]
+      ORDER BY r.token LIMIT p_high)
+$$;
+
 -- A key with everybody who holds it and, up to so many, who waits, as JSON: [key, admin limit, number of waiters,
 -- [[job, contract, host or null, slot, stamped limit, since]], [[job, contract, limit, weight, since, claimable]]].
 -- Indexes: primary keys of conc_key, slot and job; waiting_parked in its order.
@@ -276,9 +321,8 @@ CREATE OR REPLACE FUNCTION warp.key_seen(p_key bigint, p_listed int) RETURNS tex
         c.key, c.admin_limit,
         (SELECT count(*) FROM warp.waiting w WHERE w.place = 2 AND w.parked_on = c.id),
         (SELECT coalesce(json_agg(json_build_array(j.id, l.contract, n.name, s.number, s.stamped, s.since) ORDER BY s.number), '[]')
-           FROM warp.slot s JOIN warp.job j ON j.handle = s.job JOIN warp.lane l ON l.id = j.lane
-           LEFT JOIN warp.host_name n ON n.id = s.host
-          WHERE s.key = c.id),
+           FROM warp.key_holders(c.id, c.high) s JOIN warp.job j ON j.handle = s.job JOIN warp.lane l ON l.id = j.lane
+           LEFT JOIN warp.host_name n ON n.id = s.host),
         (SELECT coalesce(json_agg(json_build_array(j.id, l.contract, coalesce(p.slots, 1), coalesce(p.weight, 1), w.changed_at,
                                                    EXISTS (SELECT FROM warp.claimable_lane a WHERE a.lane = w.lane)) ORDER BY w.ticket), '[]')
            FROM (SELECT * FROM warp.waiting w WHERE w.place = 2 AND w.parked_on = c.id ORDER BY w.ticket LIMIT p_listed) w
@@ -287,13 +331,17 @@ CREATE OR REPLACE FUNCTION warp.key_seen(p_key bigint, p_listed int) RETURNS tex
 $$;
 
 -- Jobs in a list, newest first by id; a NULL filter is none. The plan is made for the values at hand: walking job_id
--- backwards where most jobs pass the filter, else beginning with the state rows. Which tables can hold any is told first.
+-- backwards where most jobs pass the filter, else beginning with the state rows; with no statistics yet it must be kept
+-- from joining whole tables. Which tables can hold any is told first.
 CREATE OR REPLACE FUNCTION warp.list_jobs(
     p_places smallint[], p_contract text, p_queue text, p_key text, p_before uuid, p_most bigint
 ) RETURNS TABLE (
     id uuid, contract text, queue text, place smallint, run int, attempt int, created_at bigint, changed_at bigint, due bigint
 ) LANGUAGE plpgsql STABLE
 SET plan_cache_mode = force_custom_plan
+SET enable_seqscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
 AS $$
 #variable_conflict use_column
 DECLARE

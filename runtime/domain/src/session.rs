@@ -109,6 +109,9 @@ pub struct Step<K> {
     pub has_base: bool,
     /// The slots of it that this session holds: the server would grant them again (A1).
     pub own: Vec<u32>,
+    /// Whether this session holds the whole key, so that the attempt is refused here. Not before the keys in front of it
+    /// have been tried: a wake for one of those would be passed on untried, and two such wakes can go round for ever.
+    pub whole: bool,
 }
 
 /// An attempt as the lock session is asked for it.
@@ -361,22 +364,21 @@ impl<K: Ord + Copy> Table<K> {
         if self.out.is_some() {
             return None;
         }
-        let mut asks = Vec::new();
-        let mut asked = Vec::new();
-        for ask in std::mem::take(&mut self.asks) {
-            match self.refuses(&ask) {
-                Some(at) => self.refuse(ask, at, None, mono_now),
-                None => {
-                    asked.push(self.asked(&ask));
-                    asks.push(ask);
-                }
-            }
-        }
         let unsure = self.unsure.take();
         let mut converts = self.to_convert();
         converts.extend(unsure.iter().flat_map(|unsure| &unsure.converts).filter(|key| self.holds.contains_key(key)));
         converts.sort_unstable();
         converts.dedup();
+        let mut asks = Vec::new();
+        let mut asked = Vec::new();
+        for ask in std::mem::take(&mut self.asks) {
+            if self.refuses(&ask, &converts) {
+                self.refuse(ask, 0, None, mono_now);
+            } else {
+                asked.push(self.asked(&ask, &converts));
+                asks.push(ask);
+            }
+        }
         let mut unlocks = std::mem::take(&mut self.unlocks);
         let left: Vec<_> = self.bases.iter().copied().filter(|key| !self.holds.contains_key(key)).collect();
         for key in left {
@@ -385,7 +387,7 @@ impl<K: Ord + Copy> Table<K> {
         }
         // Built before the bases were given back: what is asked for in this call takes them anew.
         for step in asked.iter_mut().flat_map(|asked: &mut Asked<K>| &mut asked.steps) {
-            step.has_base = self.bases.contains(&step.key);
+            step.has_base = self.bases.contains(&step.key) || converts.contains(&step.key);
         }
         let keep = unsure.as_ref().filter(|_| self.rules.hold(Rule::FailedCallsAreReconciled)).map(|unsure| {
             let mut keep = self.locks();
@@ -681,21 +683,24 @@ impl<K: Ord + Copy> Table<K> {
 
     // ---------------------------------------------------------------------------------------- inside
 
-    /// A1: the place of the first key that this host holds so that the server must not be asked. Nobody is admitted beside
-    /// an own exclusive holder. (Exclusive beside own slots is refused by the server's function, which alone knows the
-    /// limit in force; it is told what is this session's own.)
-    fn refuses(&self, ask: &Ask<K>) -> Option<usize> {
-        if !self.rules.hold(Rule::TableFirst) {
-            return None;
-        }
-        ask.wants.iter().position(|want| self.holds.get(&want.key).is_some_and(|hold| hold.exclusive))
+    /// A1: whether this host holds the attempt's first key so that the server must not be asked. Nobody is admitted beside an
+    /// own exclusive holder. (Exclusive beside own slots is refused by the server's function, which alone knows the limit in
+    /// force; it is told what is this session's own.)
+    fn refuses(&self, ask: &Ask<K>, converts: &[K]) -> bool {
+        ask.wants.first().is_some_and(|want| self.has_whole(want.key, converts))
     }
 
-    fn asked(&self, ask: &Ask<K>) -> Asked<K> {
+    /// Whether this host has the whole key, and keeps it so through the next call.
+    fn has_whole(&self, key: K, converts: &[K]) -> bool {
+        let whole = self.holds.get(&key).is_some_and(|hold| hold.exclusive) && !converts.contains(&key);
+        whole && self.rules.hold(Rule::TableFirst)
+    }
+
+    fn asked(&self, ask: &Ask<K>, converts: &[K]) -> Asked<K> {
         let step = |want: &Want<K>| {
             let own = self.holds.get(&want.key).filter(|_| self.rules.hold(Rule::TableFirst));
             let own = own.map_or_else(Vec::new, |hold| hold.holders.iter().map(|holder| holder.slot).collect());
-            Step { key: want.key, limit: want.limit, has_base: false, own }
+            Step { key: want.key, limit: want.limit, has_base: false, own, whole: self.has_whole(want.key, converts) }
         };
         Asked { token: ask.token, steps: ask.wants.iter().map(step).collect() }
     }

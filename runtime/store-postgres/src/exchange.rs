@@ -12,13 +12,13 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sqlx::postgres::PgRow;
 use warp_domain::ending::{Ending, FailedReason};
-use warp_domain::policy::{Declared, Stamp};
+use warp_domain::policy::{Declared, Order, Stamp};
 use warp_domain::resolve::resolve;
 use warp_domain::{ClaimToken, HostId, JobHandle, JobId, UnixMillis};
 use warp_store::codec::{self, JsonPayload};
@@ -41,6 +41,59 @@ pub(crate) struct Exchange<'a> {
     pub(crate) db: &'a Db,
     pub(crate) interned: &'a Interned,
     pub(crate) clock: Clock,
+    /// What rides along under session locks; without it the slots are the ledger's.
+    pub(crate) ride: Option<&'a Ride>,
+}
+
+/// What a host with session locks sends with its exchange, and hears beside the exchange's own answer.
+#[derive(Debug, Default)]
+pub(crate) struct Ride {
+    /// Parks, wakes and looks as the function takes them, until a call with them has been answered.
+    pub(crate) owed: Mutex<Option<Value>>,
+    /// `[[key, room]]`.
+    pub(crate) room: Value,
+    /// Keys whose limits are to be read.
+    pub(crate) held: Value,
+    pub(crate) heard: Mutex<Heard>,
+}
+
+/// What an exchange says to a host with session locks.
+#[derive(Debug, Default)]
+pub(crate) struct Heard {
+    /// What each keyed run that was claimed wants of the lock session.
+    pub(crate) wants: Vec<Wanted>,
+    /// Key, the operator's limit, version.
+    pub(crate) readings: Vec<(i64, Option<i32>, i64)>,
+    /// Keys on which jobs were parked.
+    pub(crate) parked: Vec<i64>,
+}
+
+/// A keyed run that has been claimed and has no lock yet.
+#[derive(Debug)]
+pub(crate) struct Wanted {
+    pub(crate) job: JobHandle,
+    pub(crate) keys: Vec<i64>,
+    pub(crate) woken_for: Option<i64>,
+    pub(crate) has_started: bool,
+}
+
+impl Ride {
+    fn to_send(&self) -> String {
+        let owed = self.owed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sent = owed.clone().unwrap_or_else(|| json!({"parks": [], "wakes": [], "looks": []}));
+        sent["room"] = self.room.clone();
+        sent["held"] = self.held.clone();
+        sent.to_string()
+    }
+
+    fn hear(&self, heard: Heard) {
+        self.owed.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Heard { wants, readings, parked } = heard;
+        let mut all = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        all.wants.extend(wants);
+        all.readings.extend(readings);
+        all.parked.extend(parked);
+    }
 }
 
 impl Exchange<'_> {
@@ -74,7 +127,10 @@ impl Exchange<'_> {
             let left = lanes.max.saturating_sub(exchanged.claimed.len());
             let rows = self.call(*host, *now, &ends, &lanes, left, &prepared).await?;
             ends = Ends::default();
-            let answer = Answer::read(&rows)?;
+            let mut answer = Answer::read(&rows)?;
+            if let Some(ride) = self.ride {
+                ride.hear(std::mem::take(&mut answer.heard));
+            }
             exchanged.count(&answer.summary);
             exchanged.next_due = answer.next_due.map(|due| self.clock.to_caller(due, answer.now, *now));
             for (ord, verdict) in answer.verdicts {
@@ -162,7 +218,7 @@ impl Exchange<'_> {
         let Ends { ords, jobs, tokens, took, results, others, lines, children, verdicts: _, repeats: _ } = ends;
         let sql = Sql::new(
             "SELECT * FROM warp.exchange($1, $2, $3, $4, $5, $6, $7, $8::jsonb, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, \
-             $21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31, $32, $33)",
+             $21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31, $32, $33, $34::jsonb)",
         )
         .arg(host)
         .arg(self.clock.tell(now))
@@ -196,9 +252,23 @@ impl Exchange<'_> {
         .arg(prepared.keys.clone())
         .arg(prepared.errors.clone())
         .arg(prepared.reserved.clone())
-        .arg(prepared.page);
+        .arg(prepared.page)
+        .arg(self.ride.map(Ride::to_send));
         self.db.rows(sql).await
     }
+}
+
+/// What session locks cannot enforce is refused, never ignored.
+fn needs_the_ledger(stamp: &Stamp) -> Option<&'static str> {
+    let concurrency = &stamp.concurrency.as_ref()?.value;
+    if concurrency.order == Order::Fifo {
+        return Some(
+            "`order = \"fifo\"` needs the ledger, and this database's slots are session locks; leave it out, or `warp-host locks set ledger`",
+        );
+    }
+    (concurrency.weight > 1).then_some(
+        "a `weight` above 1 needs the ledger, and this database's slots are session locks; leave it out, or `warp-host locks set ledger`",
+    )
 }
 
 fn cannot_be_stored(fault: &Fault) -> bool {
@@ -405,11 +475,11 @@ struct Lanes {
 
 impl Lanes {
     async fn of(exchange: Exchange<'_>, claim: &ClaimParams) -> Result<Self, Fault> {
-        let Exchange { db, interned, clock: _ } = exchange;
+        let Exchange { db, interned, clock: _, ride: _ } = exchange;
         let names: Vec<_> = claim.lanes.iter().map(|lane| (lane.declarations.contract.clone(), lane.queue.clone())).collect();
         let digests: Vec<_> = claim.lanes.iter().map(|lane| lane.declarations.digest).collect();
         let plain: Vec<_> = claim.lanes.iter().map(|lane| Arc::new(resolve(&Declared::default(), &lane.declarations))).collect();
-        let ids = interned.lanes(db, &names).await?;
+        let ids = interned.lanes_to_claim(db, &names).await?;
         Ok(Lanes {
             max: claim.max as usize,
             lanes: Arc::clone(&claim.lanes),
@@ -446,7 +516,7 @@ struct Prepared {
 impl Prepared {
     /// Resolves and renders. A policy that cannot be applied fails its own job.
     async fn of(exchange: Exchange<'_>, lanes: &Lanes, peeked: Vec<Peeked>) -> Result<Self, Fault> {
-        let Exchange { db, interned, clock: _ } = exchange;
+        let Exchange { db, interned, clock: _, ride: _ } = exchange;
         let declared = interned.declared(db, &peeked.iter().filter_map(|job| job.explicit).collect()).await?;
         let stamped = interned.stamps(db, &peeked.iter().filter_map(|job| job.stamp).collect()).await?;
         let mut resolved: Vec<Result<(Arc<Stamp>, Option<Vec<String>>), (Option<Arc<Stamp>>, String)>> = Vec::with_capacity(peeked.len());
@@ -464,6 +534,14 @@ impl Prepared {
                 Ok(keys) => Ok((stamp, keys)),
                 Err(reason) => Err((Some(stamp), reason)),
             }));
+            if exchange.ride.is_some()
+                && let Some(Ok((stamp, _))) = resolved.last()
+                && let Some(reason) = needs_the_ledger(stamp)
+            {
+                let stamp = Arc::clone(stamp);
+                resolved.pop();
+                resolved.push(Err((Some(stamp), reason.to_owned())));
+            }
         }
         let texts: BTreeSet<String> = resolved.iter().flatten().filter_map(|(_, keys)| keys.as_ref()).flatten().cloned().collect();
         let key_ids = interned.keys(db, &texts).await?;
@@ -554,6 +632,7 @@ struct Answer {
     verdicts: BTreeMap<usize, SettleVerdict>,
     claimed: Vec<Started>,
     peeked: Vec<Peeked>,
+    heard: Heard,
 }
 
 impl Answer {
@@ -565,6 +644,7 @@ impl Answer {
             verdicts: BTreeMap::new(),
             claimed: Vec::with_capacity(rows.len()),
             peeked: Vec::new(),
+            heard: Heard::default(),
         };
         for row in rows {
             match get::<i16>(row, 0)? {
@@ -583,9 +663,22 @@ impl Answer {
                     answer.verdicts.insert(usize::try_from(get::<i32>(row, 1)?).unwrap_or(usize::MAX), verdict);
                 }
                 2 => answer.claimed.push(Started::read(row)?),
-                _ => {
-                    answer.peeked.push(Peeked { handle: get(row, 2)?, lane: get(row, 7)?, explicit: get(row, 15)?, stamp: get(row, 8)?, payload: get(row, 12)? })
-                }
+                4 => answer.heard.wants.push(Wanted {
+                    job: JobHandle(get(row, 2)?),
+                    keys: serde_json::from_str(get(row, 12)?)
+                        .map_err(|error| Fault::said(StoreErrorKind::Internal, format!("the keys of a claimed run: {error}")))?,
+                    woken_for: get(row, 4)?,
+                    has_started: get::<i32>(row, 1)? > 0,
+                }),
+                5 => answer.heard.readings.push((get(row, 2)?, get(row, 1)?, get(row, 4)?)),
+                6 => answer.heard.parked.push(get(row, 2)?),
+                _ => answer.peeked.push(Peeked {
+                    handle: get(row, 2)?,
+                    lane: get(row, 7)?,
+                    explicit: get(row, 15)?,
+                    stamp: get(row, 8)?,
+                    payload: get(row, 12)?,
+                }),
             }
         }
         answer.claimed.sort_unstable_by_key(|run| run.order);
@@ -630,6 +723,7 @@ impl Started {
             trace_parent: self.trace_parent,
             stamp,
             keyed: self.keyed,
+            fence: self.keyed.then_some(self.token.0.unsigned_abs()),
             created_at: UnixMillis(self.created_at),
             claimed_at: now,
         })

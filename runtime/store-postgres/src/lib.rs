@@ -19,6 +19,7 @@ mod exchange;
 mod hosts;
 mod intern;
 mod listen;
+mod locks;
 mod observe;
 mod operator;
 mod orphans;
@@ -26,6 +27,7 @@ mod pooler;
 mod read;
 mod rows;
 mod schema;
+mod session;
 mod settings;
 mod shared_state;
 mod upkeep;
@@ -39,18 +41,20 @@ use std::time::Duration;
 use async_trait::async_trait;
 use warp_domain::{ClaimToken, HostId, JobHandle, JobId, RunNumber, UnixMillis};
 use warp_store::{
-    AdminLimit, CommandVerdict, EnqueueVerdict, ExchangeParams, Exchanged, HostInfo, HostSeen, JobDetails, JobFilter, JobSummary, KeySeen,
-    LogLine, NewJob, Overview, Pause, Polling, RenewParams, Renewed, Rescued, Result, Retention, RunOutput, Served, SettleVerdict, Signals,
-    StateVerdict, StateWrite, Store,
+    AdminLimit, CancelSignal, CommandVerdict, EnqueueVerdict, ExchangeParams, Exchanged, HostInfo, HostSeen, JobDetails, JobFilter,
+    JobSummary, KeySeen, LogLine, NewJob, Overview, Pause, Polling, RenewParams, Renewed, Rescued, Result, Retention, RunOutput, Served,
+    SettleVerdict, Signals, StateVerdict, StateWrite, Store,
 };
 
 use crate::call::Db;
+use crate::connect::Connector;
 use crate::error::Fault;
 use crate::exchange::Exchange;
 use crate::hosts::Renewals;
 use crate::intern::Interned;
 use crate::listen::Listener;
 use crate::orphans::Orphans;
+use crate::session::Sessions;
 
 pub use crate::clock::Clock;
 pub use crate::connect::PoolState;
@@ -101,6 +105,8 @@ pub struct PostgresStore {
     renewals: Renewals,
     orphans: Orphans,
     locks: LockKind,
+    /// The lock sessions of this process's hosts; nothing where slots are the ledger's.
+    sessions: Option<Sessions>,
     /// The latest instant that a caller has named, for the one command that names none; see [`Clock::Caller`].
     latest: AtomicI64,
 }
@@ -131,7 +137,26 @@ impl PostgresStore {
         };
         let (db, locks, listener) = opened.await.map_err(|fault: Fault| fault.into_error("open the database"))?;
         let core = Arc::new(Core { db, interned: Interned::default(), clock });
-        Ok(PostgresStore { core, listener, orphans: Orphans::default(), renewals: Renewals::default(), locks, latest: AtomicI64::new(0) })
+        let sessions = match locks {
+            LockKind::Ledger => None,
+            LockKind::Session => {
+                let tested = async {
+                    let connector = Connector::new(&connect)?;
+                    locks::check(&connector).await.map(|()| connector)
+                };
+                let connector = tested.await.map_err(|fault: Fault| fault.into_error("open the database"))?;
+                Some(Sessions::new(core.clone(), connector, listener.changes().clone()))
+            }
+        };
+        Ok(PostgresStore {
+            core,
+            listener,
+            orphans: Orphans::default(),
+            renewals: Renewals::default(),
+            locks,
+            sessions,
+            latest: AtomicI64::new(0),
+        })
     }
 
     /// The address for people, without a password.
@@ -156,6 +181,14 @@ impl PostgresStore {
     #[must_use]
     pub fn is_listening(&self) -> bool {
         self.listener.changes().is_listening()
+    }
+
+    /// A10: under session locks the wakes of a limit's change are chosen by a statement after its commit.
+    async fn limit_changed(&self, key: &str, now: UnixMillis) -> Result<()> {
+        if self.sessions.is_none() {
+            return Ok(());
+        }
+        self.tell("wake for a limit", Some(now), operator::limit_changed(&self.core.db, self.core.clock, key, now)).await
     }
 
     /// A question, or a command that makes nothing runnable.
@@ -206,10 +239,27 @@ impl Store for PostgresStore {
 
     async fn renew(&self, params: RenewParams) -> Result<Renewed> {
         self.orphans.wait(ORPHAN_PATIENCE).await;
-        self.tell("renew a lease", Some(params.now), hosts::renew(&self.core.db, self.core.clock, &self.renewals, &params)).await
+        let Some(sessions) = &self.sessions else {
+            return self
+                .tell("renew a lease", Some(params.now), hosts::renew(&self.core.db, self.core.clock, &self.renewals, &params))
+                .await;
+        };
+        // Rows that wait for a slot are this host's too, and no worker knows them.
+        let session = sessions.host(params.host);
+        let known = params.known.clone();
+        let params = RenewParams { known: [params.known, session.unstarted().await].concat(), ..params };
+        let mut renewed =
+            self.tell("renew a lease", Some(params.now), hosts::renew(&self.core.db, self.core.clock, &self.renewals, &params)).await?;
+        session.compare(&known, &renewed.lost).await;
+        renewed.lost.retain(|run| known.contains(run));
+        Ok(renewed)
     }
 
     async fn deregister(&self, host: HostId, now: UnixMillis) -> Result<()> {
+        // Its locks first: whoever claims what it hands back finds them free.
+        if let Some(sessions) = &self.sessions {
+            sessions.close(host).await;
+        }
         self.renewals.end(host);
         self.tell("deregister a host", Some(now), hosts::deregister(&self.core.db, self.core.clock, host, now)).await
     }
@@ -226,9 +276,13 @@ impl Store for PostgresStore {
     async fn exchange(&self, params: ExchangeParams) -> Result<Exchanged> {
         self.latest.fetch_max(params.now.0, Ordering::Relaxed);
         let core = self.core.clone();
+        let session = self.sessions.as_ref().map(|sessions| sessions.host(params.host));
         let exchanged = self.orphans.run(async move {
+            if let Some(session) = session {
+                return session.exchange(params).await;
+            }
             let Core { db, interned, clock } = &*core;
-            Exchange { db, interned, clock: *clock }.run(params).await
+            Exchange { db, interned, clock: *clock, ride: None }.run(params).await
         });
         self.tell("end and claim runs", None, exchanged).await
     }
@@ -259,7 +313,15 @@ impl Store for PostgresStore {
     }
 
     fn concurrent_exchanges(&self) -> u32 {
-        EXCHANGES
+        // A host's lock session takes one call at a time, and what rides in an exchange is owed once.
+        if self.sessions.is_some() { 1 } else { EXCHANGES }
+    }
+
+    async fn slots_lost(&self, host: HostId) -> Vec<CancelSignal> {
+        match &self.sessions {
+            Some(sessions) => sessions.host(host).slots_lost().await,
+            None => std::future::pending().await,
+        }
     }
 
     async fn state_get(&self, bucket: &str, key: &str) -> Result<Option<String>> {
@@ -299,11 +361,17 @@ impl Store for PostgresStore {
     }
 
     async fn set_limit(&self, key: &str, limit: u32, by: &str, now: UnixMillis) -> Result<KeySeen> {
-        self.tell("set a limit", Some(now), operator::set_limit(&self.core.db, self.core.clock, key, limit, by, now)).await
+        let seen = self.tell("set a limit", Some(now), operator::set_limit(&self.core.db, self.core.clock, key, limit, by, now)).await?;
+        self.limit_changed(key, now).await?;
+        Ok(seen)
     }
 
     async fn remove_limit(&self, key: &str, now: UnixMillis) -> Result<bool> {
-        self.tell("remove a limit", Some(now), operator::remove_limit(&self.core.db, self.core.clock, key, now)).await
+        let was_there = self.tell("remove a limit", Some(now), operator::remove_limit(&self.core.db, self.core.clock, key, now)).await?;
+        if was_there {
+            self.limit_changed(key, now).await?;
+        }
+        Ok(was_there)
     }
 
     async fn keys(&self, max: u32) -> Result<Vec<KeySeen>> {

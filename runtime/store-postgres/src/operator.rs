@@ -55,6 +55,11 @@ pub(crate) async fn set_limit(db: &Db, clock: Clock, key: &str, limit: u32, by: 
     read_key(db, id).await?.ok_or_else(gone)
 }
 
+/// A10: wakes what a changed limit lets in, in a statement that begins after the change is committed.
+pub(crate) async fn limit_changed(db: &Db, clock: Clock, key: &str, now: UnixMillis) -> Result<(), Fault> {
+    db.row(Sql::new("SELECT warp.session_limit_changed($1, $2)").arg(key).arg(clock.tell(now)).repeatable()).await.map(drop)
+}
+
 pub(crate) async fn remove_limit(db: &Db, clock: Clock, key: &str, now: UnixMillis) -> Result<bool, Fault> {
     if key.contains('\0') {
         return Ok(false);

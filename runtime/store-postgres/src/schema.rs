@@ -33,6 +33,7 @@ pub const MIGRATIONS: [(&str, &str); 2] = [
             include_str!("../../../migrations/postgres/functions/enqueue.sql"),
             include_str!("../../../migrations/postgres/functions/hosts.sql"),
             include_str!("../../../migrations/postgres/functions/operators.sql"),
+            include_str!("../../../migrations/postgres/functions/session.sql"),
         ),
     ),
 ];

@@ -434,6 +434,7 @@ impl Claim<'_> {
             trace_parent,
             stamp,
             keyed: !row.keys.is_empty(),
+            fence: (!row.keys.is_empty()).then_some(token.unsigned_abs()),
             created_at,
             claimed_at: self.now,
         };

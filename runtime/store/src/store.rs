@@ -194,8 +194,10 @@ pub struct Claimed {
     pub trace_parent: Option<String>,
     /// The policy on its row.
     pub stamp: Arc<Stamp>,
-    /// Whether it holds slots; then the token is its fencing token.
+    /// Whether it holds slots.
     pub keyed: bool,
+    /// If it holds slots: a number that grows with every holder of its keys, drawn after the grant.
+    pub fence: Option<u64>,
     /// When it was enqueued.
     pub created_at: UnixMillis,
     /// When it was claimed.

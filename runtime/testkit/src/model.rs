@@ -1244,6 +1244,7 @@ impl Model {
             trace_parent: row.job.trace_parent.clone(),
             stamp: row.stamp.clone().unwrap_or_default(),
             keyed: row.keys.as_ref().is_some_and(|keys| !keys.is_empty()),
+            fence: row.keys.as_ref().filter(|keys| !keys.is_empty()).map(|_| token.0.unsigned_abs()),
             created_at: row.created_at,
             claimed_at: tx.now,
             lane,

@@ -242,7 +242,7 @@ const NOW: Duration = Duration::ZERO;
 /// The first broken promise by number of steps; steps that go round for ever in a fault-free case; or a state from which
 /// some job can never end.
 pub fn explore(case: &Case) -> Result<Explored, Box<Found>> {
-    let seeds = [Seed::default().hash_one(1u8), Seed::default().hash_one(2u8)];
+    let seeds = seeds();
     let start = World::new(case);
     let mut numbers: HashMap<[u64; 2], u32> = HashMap::from([(start.fingerprint(case, seeds), 0)]);
     let mut came_from: Vec<(u32, String)> = vec![(0, String::new())];
@@ -278,8 +278,11 @@ pub fn explore(case: &Case) -> Result<Explored, Box<Found>> {
     if let Some(stuck) = graph.cannot_reach(&done) {
         return Err(Box::new(Found { broken: "some job can never end from here".to_owned(), path: path_to(&came_from, stuck) }));
     }
-    if let Some(around) = graph.on_a_cycle().filter(|_| !case.has_faults()) {
-        return Err(Box::new(Found { broken: "steps go round for ever".to_owned(), path: path_to(&came_from, around) }));
+    if !case.has_faults()
+        && let Some(circle) = graph.circle(&edges)
+    {
+        let path = tell(case, &numbers, &came_from, &circle);
+        return Err(Box::new(Found { broken: "steps go round for ever".to_owned(), path }));
     }
     Ok(Explored { states, steps })
 }
@@ -340,8 +343,9 @@ impl Graph {
         reached.iter().position(|reached| !reached).map(|at| at as u32)
     }
 
-    /// Takes away whatever leads only to what has been taken away; what is left goes round.
-    fn on_a_cycle(&self) -> Option<u32> {
+    /// A circle of steps, if there is one. Takes away whatever leads only to what has been taken away; from what is left one
+    /// can go on for ever.
+    fn circle(&self, edges: &[(u32, u32)]) -> Option<Vec<u32>> {
         let mut left = self.out.clone();
         let mut queue: Vec<u32> = (0..left.len() as u32).filter(|at| left[*at as usize] == 0).collect();
         while let Some(at) = queue.pop() {
@@ -352,8 +356,44 @@ impl Graph {
                 }
             }
         }
-        left.iter().position(|left| *left > 0).map(|at| at as u32)
+        let stays = |at: &u32| left[*at as usize] > 0;
+        let next: HashMap<u32, u32> = edges.iter().filter(|(from, to)| stays(from) && stays(to)).copied().collect();
+        let mut at = *next.keys().min()?;
+        let mut seen = HashMap::new();
+        let mut walked = Vec::new();
+        while seen.insert(at, walked.len()).is_none() {
+            walked.push(at);
+            at = next[&at];
+        }
+        let mut circle = walked.split_off(seen[&at]);
+        circle.push(at);
+        Some(circle)
     }
+}
+
+/// The names of the steps to a circle and once around it, found by taking them again.
+fn tell(case: &Case, numbers: &HashMap<[u64; 2], u32>, came_from: &[(u32, String)], circle: &[u32]) -> Vec<String> {
+    let mut way = vec![circle[0]];
+    while let Some(at) = way.last().filter(|at| **at != 0) {
+        way.push(came_from[*at as usize].0);
+    }
+    way.reverse();
+    let entry = way.len();
+    way.extend(&circle[1..]);
+    let mut world = World::new(case);
+    let mut path = Vec::new();
+    for (at, number) in way.iter().enumerate().skip(1) {
+        let leads =
+            |step: Step| step.to.ok().filter(|to| numbers.get(&to.fingerprint(case, seeds())) == Some(number)).map(|to| (step.name, to));
+        let Some((name, to)) = world.steps(case).into_iter().find_map(leads) else { break };
+        path.push(if at == entry { format!("(and round:) {name}") } else { name });
+        world = to;
+    }
+    path
+}
+
+fn seeds() -> [u64; 2] {
+    [Seed::default().hash_one(1u8), Seed::default().hash_one(2u8)]
 }
 
 impl Case {
@@ -598,7 +638,7 @@ impl World {
     fn is_quiet(&self) -> bool {
         let idle = |host: &Host| {
             let mut table = host.table.clone();
-            let owes_nothing = host.stopped.is_empty() && !table.owes() && table.waiters().is_empty();
+            let owes_nothing = host.stopped.is_empty() && !table.owes() && table.waiters().is_empty() && table.asks().next().is_none();
             owes_nothing && host.call.is_none() && self.unread(host).is_empty() && table.next_call(NOW).is_none()
         };
         !self.limit_open && self.rows.iter().all(|row| !matches!(row, Row::Ready { .. })) && self.hosts.iter().all(idle)

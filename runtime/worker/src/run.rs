@@ -118,7 +118,7 @@ async fn execute(run: &Arc<Run>) -> Outcome {
     if let Some(reason) = reason.or_else(|| (!run.calls.lease_is_good()).then_some(StopReason::HandBack)) {
         return stopped_before_start(reason, run.timeout);
     }
-    let Claimed { id, run: number, attempt, lane, payload, metadata, trace_parent, keyed, token, .. } = &run.claimed;
+    let Claimed { id, run: number, attempt, lane, payload, metadata, trace_parent, fence, .. } = &run.claimed;
     let info = AttemptInfo {
         job_id: *id,
         contract: lane.declarations.contract.clone(),
@@ -130,7 +130,7 @@ async fn execute(run: &Arc<Run>) -> Outcome {
         metadata: metadata.clone(),
         trace_parent: trace_parent.clone(),
         time_left: run.timeout,
-        fencing_token: keyed.then(|| token.0.to_string()),
+        fencing_token: fence.map(|fence| fence.to_string()),
     };
     let calls: Arc<dyn HostCalls> = Arc::<RunCalls>::clone(&run.calls);
     // The call itself is inside: a handler may panic before it has returned its future.

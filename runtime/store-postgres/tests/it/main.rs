@@ -6,4 +6,5 @@ mod faults;
 mod known_faults;
 mod model;
 mod poolers;
+mod session;
 mod tls;

@@ -205,7 +205,8 @@ impl Server {
             }
             Pc::Base if self.limit == 1 => {
                 let row = &mut world.keys[key];
-                let mine = !step.own.is_empty() || in_call(&self, Lock::Whole(step.key)) || in_call(&self, Lock::Base(step.key));
+                let mine =
+                    step.whole || !step.own.is_empty() || in_call(&self, Lock::Whole(step.key)) || in_call(&self, Lock::Base(step.key));
                 let got = !mine && row.whole.is_free_for(at) && row.base[1 - at] == 0;
                 if got {
                     row.whole.take(at);
@@ -219,8 +220,8 @@ impl Server {
             Pc::Base => {
                 let row = &mut world.keys[key];
                 let has = step.has_base || in_call(&self, Lock::Base(step.key));
-                let others = !row.whole.is_free_for(at) || in_call(&self, Lock::Whole(step.key));
-                if !has && others {
+                let others = step.whole || !row.whole.is_free_for(at) || in_call(&self, Lock::Whole(step.key));
+                if step.whole || !has && others {
                     self.pc = Pc::Back(Refusal::Full(self.limit));
                     return vec![(format!("tries base of key {key}: held"), true, Ok((self, world)))];
                 }
@@ -365,7 +366,7 @@ impl Server {
         for asked in asks {
             print.push(attempt(&asked.token));
             for step in &asked.steps {
-                print.push(u8::from(step.has_base));
+                print.push(u8::from(step.has_base) + 2 * u8::from(step.whole));
                 print.extend(step.own.iter().map(|slot| *slot as u8));
             }
         }

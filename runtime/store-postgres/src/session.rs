@@ -1,0 +1,548 @@
+//! Slots as session locks: what a host's exchange does beside its statement (slots.md A).
+//!
+//! An exchange is the statement that ends and claims (`warp.exchange`), and then one call of the host's lock session, which
+//! gives back what ended, and takes what the claimed runs need. Those who are admitted are the exchange's answer. What
+//! a refusal or an unlock leaves to be written (parks, wakes, looks) rides in the next exchange, or is written by the host's
+//! keeper when none comes. A slot that may stay in the host passes to the next run without any statement (A8).
+//!
+//! What must stay true:
+//! - an end is committed before its locks go back (A5), a park before its key is looked at again (A4), and no wake leaves
+//!   before the unlock was answered;
+//! - the table belongs to whoever holds the host's state, and a statement or call about it is awaited to its end by a task
+//!   that nobody drops;
+//! - a lost session stops its runs before the next one takes anything, and that waits until every session that may have
+//!   died with it must have been noticed (A13);
+//! - rows that are claimed and have no slot yet are this module's: a renewal knows them, a stop hands them back.
+//!
+//! What it deliberately does not do: decide who may have a slot. That is `domain::session`, and the function of the schema.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::sync::{Mutex as AsyncMutex, Notify};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+use warp_domain::policy::Mode;
+use warp_domain::session::{Ask, Bounds, Due, Reading, Started, Table, Wake, Want};
+use warp_domain::{ClaimToken, HostId, JobHandle, KeyId, UnixMillis};
+use warp_store::{CancelSignal, ClaimParams, Claimed, ExchangeParams, Exchanged, SettleVerdict, StoreErrorKind};
+
+use crate::Core;
+use crate::call::Sql;
+use crate::connect::Connector;
+use crate::error::Fault;
+use crate::exchange::{Exchange, Heard, Ride, Wanted};
+use crate::listen::Changes;
+use crate::locks::{LockSession, NOTICE, NoAnswer, STOP};
+use crate::rows::host_number;
+
+/// How long what is owed waits for an exchange to ride in.
+const RIDE: Duration = Duration::from_millis(5);
+/// A call may fail so often in a row before the session is given up.
+const MOST_FAILURES: u32 = 3;
+/// Statements of one exchange: what is given back is claimed anew, and what that refuses is looked at.
+const MOST_ROUNDS: usize = 4;
+/// The pause between two tries to open a session.
+const RETRY: Duration = Duration::from_millis(500);
+
+/// The hosts of this process, each with its lock session.
+pub(crate) struct Sessions {
+    core: Arc<Core>,
+    connector: Connector,
+    changes: Arc<Changes>,
+    hosts: Mutex<HashMap<HostId, Arc<Host>>>,
+}
+
+/// One host.
+pub(crate) struct Host {
+    id: HostId,
+    core: Arc<Core>,
+    connector: Connector,
+    changes: Arc<Changes>,
+    state: AsyncMutex<State>,
+    /// The keeper should look.
+    poke: Notify,
+    /// Runs whose slots are gone, until somebody has heard of them.
+    lost: Mutex<Vec<CancelSignal>>,
+    was_lost: Notify,
+    keeper: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// A run that is claimed and has no slot yet.
+struct Unstarted {
+    claimed: Claimed,
+    ask: Ask<KeyId>,
+}
+
+struct State {
+    table: Table<KeyId>,
+    session: Option<LockSession>,
+    /// A new session takes nothing before this (A13b).
+    not_before: Instant,
+    unstarted: HashMap<ClaimToken, Unstarted>,
+    /// Runs that hold slots and that somebody was told of.
+    running: HashMap<ClaimToken, JobHandle>,
+    /// Runs that have their slots and that nobody was told of yet.
+    started: Vec<Unstarted>,
+    failures: u32,
+    born: Instant,
+    /// The latest instant that a caller has named.
+    now: UnixMillis,
+    closed: bool,
+}
+
+impl Sessions {
+    pub(crate) fn new(core: Arc<Core>, connector: Connector, changes: Arc<Changes>) -> Self {
+        Sessions { core, connector, changes, hosts: Mutex::default() }
+    }
+
+    /// The host's lock session, begun with the first call.
+    pub(crate) fn host(&self, id: HostId) -> Arc<Host> {
+        let mut hosts = self.hosts.lock().unwrap_or_else(PoisonError::into_inner);
+        hosts.entry(id).or_insert_with(|| Host::start(id, self.core.clone(), self.connector.clone(), self.changes.clone())).clone()
+    }
+
+    /// Gives back everything that a host holds and ends its session; what was owed is written first.
+    pub(crate) async fn close(&self, id: HostId) {
+        let host = self.hosts.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
+        if let Some(host) = host {
+            host.close().await;
+        }
+    }
+}
+
+impl Host {
+    fn start(id: HostId, core: Arc<Core>, connector: Connector, changes: Arc<Changes>) -> Arc<Self> {
+        let now = Instant::now();
+        let state = State {
+            table: Table::new(Bounds::default()),
+            session: None,
+            not_before: now,
+            unstarted: HashMap::new(),
+            running: HashMap::new(),
+            started: Vec::new(),
+            failures: 0,
+            born: now,
+            now: UnixMillis(0),
+            closed: false,
+        };
+        let host = Arc::new(Host {
+            id,
+            core,
+            connector,
+            changes,
+            state: AsyncMutex::new(state),
+            poke: Notify::new(),
+            lost: Mutex::default(),
+            was_lost: Notify::new(),
+            keeper: Mutex::default(),
+        });
+        let keeper = tokio::spawn(keep(Arc::downgrade(&host)));
+        *host.keeper.lock().unwrap_or_else(PoisonError::into_inner) = Some(keeper);
+        host
+    }
+
+    /// Ends runs, gives their slots back or on, claims, and takes slots. Run to its end by its caller's task.
+    pub(crate) async fn exchange(&self, params: ExchangeParams) -> Result<Exchanged, Fault> {
+        let mut guard = self.state.lock().await;
+        let state = &mut *guard;
+        state.now = params.now;
+        self.mend(state).await;
+        let mut exchanged = self.round(state, &params).await?;
+        // Where a slot came free, or may have, whoever is woken for it is claimed at once, as under the ledger.
+        for _ in 1..MOST_ROUNDS {
+            let Some(ClaimParams { lanes, max }) = &params.claim else { break };
+            let left = max.saturating_sub(u32::try_from(exchanged.claimed.len()).unwrap_or(u32::MAX));
+            if left == 0 || !state.is_pressed() {
+                break;
+            }
+            let claim = Some(ClaimParams { lanes: lanes.clone(), max: left });
+            let again = ExchangeParams { settles: Arc::new([]), claim, ..params };
+            match self.round(state, &again).await {
+                Ok(more) => add(&mut exchanged, more),
+                // What came before is committed; whatever this is, the next exchange meets it too.
+                Err(fault) => {
+                    tracing::warn!(why = fault.text(), "no further round of an exchange");
+                    break;
+                }
+            }
+        }
+        // Nobody here has room for whoever may start: others have.
+        if state.is_pressed() {
+            self.pay(state).await;
+        }
+        if state.next_look().is_some() {
+            self.poke.notify_one();
+        }
+        Ok(exchanged)
+    }
+
+    /// One statement, and what the lock session then has to do.
+    async fn round(&self, state: &mut State, params: &ExchangeParams) -> Result<Exchanged, Fault> {
+        let due = state.table.take_due();
+        let ride = ride(state, &due);
+        let Core { db, interned, clock } = &*self.core;
+        let answer = Exchange { db, interned, clock: *clock, ride: Some(&ride) }.run(params.clone()).await;
+        let Ride { owed, heard, room: _, held: _ } = ride;
+        if owed.into_inner().unwrap_or_else(PoisonError::into_inner).is_some() {
+            state.table.owe(due);
+        } else {
+            state.written(due);
+        }
+        let mut exchanged = match answer {
+            Ok(exchanged) => exchanged,
+            Err(fault) => {
+                if fault.kind() == StoreErrorKind::HostLost {
+                    state.lapse();
+                }
+                return Err(fault);
+            }
+        };
+        let Heard { wants, readings, parked } = heard.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let now = state.mono_now();
+        for (key, admin_limit, version) in readings {
+            state.table.read(KeyId(key), reading(admin_limit, version), now);
+        }
+        let mut started = Vec::new();
+        for (settle, verdict) in params.settles.iter().zip(&exchanged.settled) {
+            state.running.remove(&settle.token);
+            match verdict {
+                SettleVerdict::Late => state.table.withdraw(settle.token, now),
+                _ => started.extend(state.table.settled(settle.token, now)),
+            }
+        }
+        state.collect(started);
+        state.ask(&mut exchanged, wants);
+        for key in parked {
+            state.table.parked(KeyId(key));
+        }
+        self.drive(state).await;
+        for Unstarted { claimed, ask: _ } in std::mem::take(&mut state.started) {
+            state.running.insert(claimed.token, claimed.handle);
+            exchanged.claimed.push(claimed);
+        }
+        Ok(exchanged)
+    }
+
+    /// Rows of this host that no worker knows: claimed, and without a slot yet.
+    pub(crate) async fn unstarted(&self) -> Vec<(JobHandle, ClaimToken)> {
+        let state = self.state.lock().await;
+        state.unstarted.values().chain(&state.started).map(|Unstarted { claimed, .. }| (claimed.handle, claimed.token)).collect()
+    }
+
+    /// What a renewal has found: `known` are the worker's runs, `lost` rows that are not this host's any more.
+    pub(crate) async fn compare(&self, known: &[(JobHandle, ClaimToken)], lost: &[(JobHandle, ClaimToken)]) {
+        let mut guard = self.state.lock().await;
+        let state = &mut *guard;
+        let now = state.mono_now();
+        for (_, token) in lost {
+            let was_started = state.started.extract_if(.., |unstarted| unstarted.claimed.token == *token).count() > 0;
+            if state.unstarted.remove(token).is_some() || was_started {
+                state.table.withdraw(*token, now);
+            }
+        }
+        // A grant whose caller has gone before it heard of it.
+        let known: std::collections::HashSet<_> = known.iter().map(|(_, token)| *token).collect();
+        let gone: Vec<_> = state.running.keys().filter(|token| !known.contains(token)).copied().collect();
+        for token in gone {
+            state.running.remove(&token);
+            state.table.withdraw(token, now);
+        }
+        self.poke.notify_one();
+    }
+
+    /// Completes with runs whose slots are gone. Dropped, it takes none.
+    pub(crate) async fn slots_lost(&self) -> Vec<CancelSignal> {
+        loop {
+            let heard = self.was_lost.notified();
+            let lost = std::mem::take(&mut *self.lost.lock().unwrap_or_else(PoisonError::into_inner));
+            if !lost.is_empty() {
+                return lost;
+            }
+            heard.await;
+        }
+    }
+
+    async fn close(&self) {
+        if let Some(keeper) = self.keeper.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            keeper.abort();
+        }
+        let mut guard = self.state.lock().await;
+        let state = &mut *guard;
+        state.closed = true;
+        self.drive(state).await;
+        self.pay(state).await;
+        state.session = None;
+    }
+
+    /// Opens a session where there is none, after whatever was lost has been stopped.
+    async fn mend(&self, state: &mut State) {
+        if state.session.as_ref().is_some_and(LockSession::is_lost) {
+            self.lose(state);
+        }
+        if state.session.is_some() || state.closed || Instant::now() < state.not_before {
+            return;
+        }
+        match LockSession::open(&self.connector, self.core.db.schema()).await {
+            Ok(session) => {
+                self.tell_backend(session.backend()).await;
+                state.session = Some(session);
+                state.failures = 0;
+                // The keeper watches it from now on.
+                self.poke.notify_one();
+            }
+            Err(fault) => {
+                tracing::warn!(database = self.connector.name(), why = fault.text(), "no lock session for now; runs with keys wait");
+                state.not_before = Instant::now() + RETRY;
+            }
+        }
+    }
+
+    /// A12: so that a rescuer can end it. Without it a frozen host keeps its locks until its session ends by itself.
+    async fn tell_backend(&self, backend: i32) {
+        let Ok(host) = host_number(self.id) else { return };
+        let told = self.core.db.row(Sql::new("SELECT warp.session_is($1, $2)").arg(host).arg(backend).repeatable()).await;
+        if let Err(fault) = told {
+            tracing::warn!(why = fault.text(), "the number of the lock session could not be told");
+        }
+    }
+
+    /// A13.
+    fn lose(&self, state: &mut State) {
+        state.session = None;
+        state.not_before = Instant::now() + NOTICE + STOP;
+        let stopped = state.table.lost();
+        let mut lost = Vec::new();
+        for token in stopped {
+            if let Some(handle) = state.running.remove(&token) {
+                lost.push(CancelSignal { handle, token });
+            } else if let Some(at) = state.started.iter().position(|unstarted| unstarted.claimed.token == token) {
+                // Nobody has begun it: it asks the next session.
+                let unstarted = state.started.swap_remove(at);
+                state.table.ask(unstarted.ask.clone());
+                state.unstarted.insert(token, unstarted);
+            }
+        }
+        if !lost.is_empty() {
+            self.lost.lock().unwrap_or_else(PoisonError::into_inner).extend(lost);
+            self.was_lost.notify_waiters();
+        }
+    }
+
+    /// Takes the table's calls to the lock session until it has none.
+    async fn drive(&self, state: &mut State) {
+        loop {
+            let Some(session) = &state.session else { return };
+            let Some(call) = state.table.next_call(state.born.elapsed()) else { return };
+            match session.call(&call).await {
+                Ok(answer) => {
+                    state.failures = 0;
+                    let started = state.table.answered(answer, state.born.elapsed());
+                    state.collect(started);
+                }
+                Err(NoAnswer::Failed(fault)) if state.failures < MOST_FAILURES => {
+                    tracing::warn!(why = fault.text(), "a call of the lock session failed; what it holds is found out");
+                    state.failures += 1;
+                    state.table.failed();
+                }
+                Err(_) => {
+                    self.lose(state);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Writes what is owed, in statements of its own.
+    async fn pay(&self, state: &mut State) {
+        let Ok(host) = host_number(self.id) else { return };
+        let now = self.core.clock.tell(state.now);
+        // A look begins after the parks before it are committed, so there may be two rounds.
+        for _ in 0..2 {
+            let due = state.table.take_due();
+            if due.is_empty() {
+                return;
+            }
+            let owed = owed(state, &due);
+            let (parks, wakes) = (owed["parks"].to_string(), owed["wakes"].to_string());
+            if !due.parks.is_empty() || !due.wakes.is_empty() {
+                let sql = Sql::new("SELECT warp.session_owed($1, $2::jsonb, $3::jsonb, $4)").arg(host).arg(parks).arg(wakes).arg(now);
+                // Parks are matched by their tokens, and a wake too many is harmless.
+                if let Err(fault) = self.core.db.row(sql.repeatable()).await {
+                    tracing::warn!(why = fault.text(), "what session locks owe to the rows could not be written; it is tried again");
+                    state.table.owe(due);
+                    return;
+                }
+            }
+            let looks: Vec<i64> = due.looks.iter().map(|key| key.0).collect();
+            if !looks.is_empty() {
+                let sql = Sql::new("SELECT warp.session_look($1, $2)").arg(looks).arg(now);
+                if let Err(fault) = self.core.db.row(sql.repeatable()).await {
+                    tracing::warn!(why = fault.text(), "keys could not be looked at; it is tried again");
+                    state.table.owe(Due { looks: due.looks.clone(), ..Due::default() });
+                }
+            }
+            state.written(due);
+        }
+    }
+
+    /// What nobody's exchange has done: bounded waits, debts, lost sessions.
+    async fn tend(&self) {
+        let mut guard = self.state.lock().await;
+        let state = &mut *guard;
+        self.mend(state).await;
+        state.table.tick(state.born.elapsed());
+        self.drive(state).await;
+        self.pay(state).await;
+        if !state.started.is_empty() {
+            // Their host's next exchange brings them.
+            self.changes.announce();
+        }
+    }
+}
+
+/// The keeper of a host: looks when something was left for it, when a wait is over, and when the session is lost.
+async fn keep(host: Weak<Host>) {
+    loop {
+        let Some(strong) = host.upgrade() else { return };
+        let (lost, look) = {
+            let state = strong.state.lock().await;
+            (state.session.as_ref().map(LockSession::lost), state.next_look())
+        };
+        let lost = async {
+            match lost {
+                Some(mut lost) => drop(lost.wait_for(|lost| *lost).await),
+                None => std::future::pending().await,
+            }
+        };
+        let look = async {
+            match look {
+                Some(look) => tokio::time::sleep_until(look).await,
+                None => std::future::pending().await,
+            }
+        };
+        let is_due = tokio::select! {
+            () = lost => true,
+            () = look => true,
+            () = strong.poke.notified() => false,
+        };
+        if is_due {
+            strong.tend().await;
+        }
+    }
+}
+
+impl State {
+    fn mono_now(&self) -> Duration {
+        self.born.elapsed()
+    }
+
+    /// Keyed runs that were just claimed ask for their slots; the others are the exchange's answer.
+    fn ask(&mut self, exchanged: &mut Exchanged, wants: Vec<Wanted>) {
+        let mut wants: BTreeMap<JobHandle, Wanted> = wants.into_iter().map(|wanted| (wanted.job, wanted)).collect();
+        for claimed in exchanged.claimed.extract_if(.., |claimed| claimed.keyed) {
+            let Some(Wanted { job: _, keys, woken_for, has_started }) = wants.remove(&claimed.handle) else { continue };
+            let concurrency = claimed.stamp.concurrency.as_ref().map(|stamped| &stamped.value);
+            let limit = concurrency.map_or(1, |concurrency| concurrency.limit.max(1));
+            let mode = concurrency.map_or(Mode::Wait, |concurrency| concurrency.mode);
+            let ask = Ask {
+                token: claimed.token,
+                wants: keys.into_iter().map(|key| Want { key: KeyId(key), limit }).collect(),
+                mode: if has_started { Mode::Wait } else { mode },
+                woken_for: woken_for.map(KeyId),
+            };
+            self.table.ask(ask.clone());
+            self.unstarted.insert(claimed.token, Unstarted { claimed, ask });
+        }
+    }
+
+    /// Those who got their slots are told with the next answer.
+    fn collect(&mut self, started: Vec<Started>) {
+        for Started { token, fence } in started {
+            match self.unstarted.remove(&token) {
+                Some(mut unstarted) => {
+                    unstarted.claimed.fence = Some(fence);
+                    self.started.push(unstarted);
+                }
+                None => self.table.withdraw(token, self.born.elapsed()),
+            }
+        }
+    }
+
+    /// What was owed is committed; whoever was parked is looked after once more (A4).
+    fn written(&mut self, due: Due<KeyId>) {
+        for park in due.parks {
+            self.unstarted.remove(&park.token);
+            self.table.parked(park.key);
+        }
+    }
+
+    /// C3: the registration is gone. Its rows are given back already; nothing of it is listened to any more.
+    fn lapse(&mut self) {
+        // The worker stops its runs itself.
+        self.table.lapsed();
+        self.table.take_due();
+        self.unstarted.clear();
+        self.started.clear();
+        self.running.clear();
+        self.session = None;
+    }
+
+    /// Whether a slot may be free for somebody until what is owed has been written.
+    fn is_pressed(&self) -> bool {
+        let Due { parks, wakes, looks } = self.table.due();
+        !parks.is_empty() || !looks.is_empty() || wakes.values().any(|wake| *wake == Wake::AtLeastOne)
+    }
+
+    /// When the keeper has something to do, if no exchange comes first.
+    fn next_look(&self) -> Option<Instant> {
+        let owed = self.table.owes().then(|| Instant::now() + RIDE);
+        let wait = self.table.next_tick().map(|tick| self.born + tick);
+        let asks = self.table.asks().next().is_some() || !self.table.unlocks().is_empty();
+        let session = asks.then(|| self.not_before.max(Instant::now() + RIDE));
+        owed.into_iter().chain(wait).chain(session).min()
+    }
+}
+
+/// Adds what a further round did.
+fn add(exchanged: &mut Exchanged, more: Exchanged) {
+    let Exchanged { settled: _, claimed, more, next_due, parked, parked_again, skipped, unacceptable, reserved } = more;
+    exchanged.claimed.extend(claimed);
+    exchanged.more = more;
+    exchanged.next_due = next_due;
+    exchanged.parked += parked;
+    exchanged.parked_again += parked_again;
+    exchanged.skipped += skipped;
+    exchanged.unacceptable += unacceptable;
+    exchanged.reserved = reserved;
+}
+
+fn reading(admin_limit: Option<i32>, version: i64) -> Reading {
+    Reading { admin_limit: admin_limit.map(i32::unsigned_abs), version: version.unsigned_abs() }
+}
+
+/// What is owed, as the functions take it.
+fn owed(state: &State, due: &Due<KeyId>) -> Value {
+    let parks = due.parks.iter().filter_map(|park| {
+        let row = state.unstarted.get(&park.token)?;
+        Some(json!([row.claimed.handle.0, park.token.0, park.key.0, park.limit, park.skips]))
+    });
+    let wakes = due.wakes.iter().map(|(key, wake)| json!([key.0, u32::from(*wake == Wake::AtLeastOne), state.table.room(*key)]));
+    json!({
+        "parks": parks.collect::<Vec<_>>(),
+        "wakes": wakes.collect::<Vec<_>>(),
+        "looks": due.looks.iter().map(|key| key.0).collect::<Vec<_>>(),
+    })
+}
+
+fn ride(state: &State, due: &Due<KeyId>) -> Ride {
+    let held = || state.table.holds().map(|(key, _)| key);
+    Ride {
+        owed: Mutex::new(Some(owed(state, due))),
+        room: held().map(|key| json!([key.0, state.table.room(key)])).collect(),
+        held: held().map(|key| json!(key.0)).collect(),
+        heard: Mutex::default(),
+    }
+}

@@ -1,0 +1,361 @@
+//! Slots as session locks, on a real server.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sha2::{Digest as _, Sha256};
+use sqlx::{Connection as _, PgConnection};
+use tokio::sync::mpsc;
+use warp_domain::JobId;
+use warp_store::{ClaimParams, Claimed, ExchangeParams, Settle, SettleVerdict, Store, StoreErrorKind};
+use warp_store_postgres::{Clock, ConnectSettings, LockKind, OpenOptions, PostgresStore};
+use warp_store_tests::{Host, Subject, World, done, gated, hand_back, mutex, semaphore, settle};
+use warp_test_servers::{Cluster, Database, PgBouncer, PoolMode, database};
+
+/// A process on a database whose slots are session locks, on the clock of its callers.
+async fn process(database: &Database) -> PostgresStore {
+    let connect = ConnectSettings::new(database.url());
+    let options = OpenOptions { migrate: true, clock: Clock::Caller, locks: Some(LockKind::Session), ..OpenOptions::new(connect) };
+    PostgresStore::open(options).await.expect("open the database")
+}
+
+/// An empty store.
+pub async fn open() -> Subject {
+    let database = tokio::task::spawn_blocking(database).await.expect("an empty database");
+    Subject { store: Arc::new(process(&database).await), keep: Box::new(database) }
+}
+
+/// What is promised under session locks as well. The rest of the suite is about what only the ledger has: reservations,
+/// `order = "fifo"`, weights, one line for different stamps, and a hand-on in the transaction that frees. (A job that waits
+/// inside its host for some milliseconds counts as running.)
+mod suite {
+    warp_store_tests::conformance! { crate::session::open, enqueue:
+        a_job_is_stored_exactly, a_scheduled_job_waits_until_it_is_due, a_unique_key_has_one_live_job,
+        children_come_with_a_completed_end_or_not_at_all, one_bad_job_refuses_only_itself, the_largest_payload_fits,
+        the_same_id_again_is_a_duplicate, thousands_that_fall_due_together_all_run
+    }
+    warp_store_tests::conformance! { crate::session::open, claims:
+        a_claim_keeps_to_its_lanes, a_host_without_registration_is_told_so, a_key_without_its_field_fails_that_job_alone,
+        a_stamp_outlives_everything, a_waiting_job_says_why, no_job_goes_to_two_hosts, runs_and_attempts_are_counted_apart,
+        ten_thousand_jobs_of_another_host_hide_nothing, the_claim_stamps_what_won_and_where_it_came_from,
+        the_oldest_due_comes_first_over_all_lanes
+    }
+    warp_store_tests::conformance! { crate::session::open, settles:
+        a_late_end_changes_and_frees_nothing, a_poison_end_takes_nobody_with_it, a_repeated_end_is_recognised,
+        ends_of_others_are_late, every_ending_leads_where_it_says, hostile_output_does_not_keep_a_job_running,
+        output_is_kept_in_order, result_and_error_are_kept, state_at_once_needs_a_live_run, state_commits_with_the_end
+    }
+    warp_store_tests::conformance! { crate::session::open, keys:
+        a_mutex_runs_one_at_a_time, a_parked_job_says_what_it_waits_for, a_wait_is_told_once,
+        a_wide_job_that_is_refused_hands_on_what_it_was_woken_for, later_holders_have_larger_tokens,
+        lowering_a_limit_kills_nobody, one_batch_holds_no_key_twice, several_keys_are_taken_all_or_none_in_one_order,
+        skip_deletes_what_is_surplus_and_says_who_held, skip_does_not_count_an_operators_limit,
+        skip_never_deletes_what_has_run, waiters_cost_others_nothing, zero_pauses_a_key
+    }
+    warp_store_tests::conformance! { crate::session::open, entries:
+        a_child_of_a_handler, a_scheduled_job, an_enqueued_job, an_explicit_policy_outranks
+    }
+    warp_store_tests::conformance! { crate::session::open, hosts:
+        a_job_that_kills_its_hosts_is_failed, a_renewal_compares_what_both_sides_know, hosts_are_seen
+    }
+    warp_store_tests::conformance! { crate::session::open, operators:
+        a_cancelled_run_does_not_come_back, cancelling_depends_on_the_state, deleting_removes_everything,
+        requeueing_starts_afresh, retention_removes_what_is_old_enough, the_overview_adds_up
+    }
+    warp_store_tests::conformance! { crate::session::open, pauses:
+        a_paused_host_starts_nothing_new, a_paused_queue_starts_nothing_new, hosts_hear_of_pauses
+    }
+    warp_store_tests::conformance! { crate::session::open, calls:
+        a_dropped_call_is_done_or_not_begun, many_callers_at_once, whatever_makes_a_job_runnable_wakes
+    }
+}
+
+async fn empty() -> Database {
+    tokio::task::spawn_blocking(database).await.expect("an empty database")
+}
+
+async fn world_on(database: &Database) -> World {
+    World::new(Subject { store: Arc::new(process(database).await), keep: Box::new(()) })
+}
+
+async fn connected(database: &Database) -> PgConnection {
+    PgConnection::connect(database.url()).await.expect("connect")
+}
+
+/// What the server itself says about advisory locks: how many are held in this database.
+async fn locks(conn: &mut PgConnection) -> i64 {
+    const LOCKS: &str = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1
+                         AND database = (SELECT oid FROM pg_database WHERE datname = current_database())";
+    sqlx::query_scalar(LOCKS).fetch_one(conn).await.expect("look at the locks")
+}
+
+async fn lock_backend(conn: &mut PgConnection) -> i32 {
+    const BACKEND: &str = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE '%:warp-locks'";
+    sqlx::query_scalar(BACKEND).fetch_one(conn).await.expect("one lock session")
+}
+
+/// Hosts of different builds share these locks, so their numbers never change.
+#[tokio::test]
+async fn lock_numbers_are_what_they_always_were() {
+    let database = empty().await;
+    drop(process(&database).await);
+    let mut conn = connected(&database).await;
+    for (key, slot, golden) in
+        [("k", None, GOLDEN[0]), ("k", Some(0), GOLDEN[1]), ("k:7", Some(12), GOLDEN[2]), ("Zürich ☃", None, GOLDEN[3])]
+    {
+        let number: i64 =
+            sqlx::query_scalar("SELECT warp.lock_number($1, $2)").bind(key).bind(slot).fetch_one(&mut conn).await.expect("hash");
+        let name = slot.map_or_else(|| format!("warp:warp:concurrency:{key}"), |slot: i32| format!("warp:warp:slot:{slot}:{key}"));
+        let digest = Sha256::digest(name.as_bytes());
+        assert_eq!(number, i64::from_be_bytes(digest[..8].try_into().expect("eight bytes")), "{name}");
+        assert_eq!(number, golden, "{name}");
+    }
+}
+
+/// The first eight bytes of the SHA-256 of each name, as the test above names them.
+const GOLDEN: [i64; 4] = [-2_912_067_793_614_507_825, -9_147_477_083_336_578_731, 2_848_314_698_204_754_089, 2_771_782_518_053_387_190];
+
+/// A transaction pooler cannot keep a session, and says so with what helps.
+#[tokio::test]
+async fn a_transaction_pooler_is_refused() {
+    let database = empty().await;
+    drop(process(&database).await);
+    let (url, name) = (database.url().to_owned(), database.name().to_owned());
+    let pooler = tokio::task::spawn_blocking(move || PgBouncer::in_front_of(&url).mode(PoolMode::Transaction).start());
+    let pooler = pooler.await.expect("no panic").expect("start PgBouncer");
+    let refused = PostgresStore::open(OpenOptions::new(ConnectSettings::new(pooler.url(&name)))).await;
+    let error = refused.err().expect("it is refused");
+    assert_eq!(error.kind(), StoreErrorKind::Invalid);
+    for part in ["transaction mode", "Attempted to release a lock that was not held", "session mode", "ledger"] {
+        assert!(error.to_string().contains(part), "{part}: {error}");
+    }
+}
+
+/// A13: the server ends the lock session. Its runs are named, their hand-back is taken, and the next holder has a larger
+/// fence, after the pause in which every host has noticed.
+#[tokio::test]
+async fn a_lost_lock_session_stops_its_runs() {
+    let database = empty().await;
+    let world = world_on(&database).await;
+    let host = world.host(&[gated("c", 1, mutex(&["k"]))]).await;
+    let ids = world.enqueue_many("c", 2).await;
+    let first = world.claim_one(&host).await;
+    world.claim(&host, 1).await;
+    assert!(world.is_parked(ids[1]).await);
+    let mut conn = connected(&database).await;
+    let backend = lock_backend(&mut conn).await;
+    let ended = sqlx::query_scalar::<_, bool>("SELECT pg_terminate_backend($1)").bind(backend);
+    let began = std::time::Instant::now();
+    let (lost, _) = tokio::join!(world.store.slots_lost(host.id), ended.fetch_one(&mut conn));
+    println!("noticed after {:?}", began.elapsed());
+    assert_eq!(lost.iter().map(|run| (run.handle, run.token)).collect::<Vec<_>>(), [(first.handle, first.token)]);
+    let verdicts = world.exchange(&host, vec![settle(&first, hand_back())], 0).await.settled;
+    assert_eq!(verdicts, [SettleVerdict::Settled], "its row is still its own");
+    assert_eq!(world.details(first.id).await.summary.attempts, 0, "uncharged");
+    let mut next = Vec::new();
+    while next.is_empty() {
+        next = world.claim(&host, 5).await;
+        // Told by the host's keeper, or looked for.
+        let _ = tokio::time::timeout(Duration::from_millis(100), world.store.changed()).await;
+    }
+    assert!(began.elapsed() >= Duration::from_secs(4), "a new session takes nothing before all have noticed");
+    assert!(next[0].fence > first.fence, "{:?} after {:?}", next[0].fence, first.fence);
+    assert_ne!(lock_backend(&mut conn).await, backend);
+}
+
+/// A12: the locks of a host that stands still would stay for ever.
+#[tokio::test]
+async fn a_rescue_ends_the_lock_session() {
+    let database = empty().await;
+    let (frozen, alive) = (world_on(&database).await, world_on(&database).await);
+    let served = [gated("c", 1, mutex(&["k"]))];
+    let host = frozen.host(&served).await;
+    let id = frozen.enqueue_one("c").await;
+    let first = frozen.claim_one(&host).await;
+    let mut conn = connected(&database).await;
+    assert_eq!(locks(&mut conn).await, 1);
+    alive.rescue(&host).await;
+    let rescuer = alive.host(&served).await;
+    let mut next = Vec::new();
+    while next.is_empty() {
+        // Until the server has ended the session, the key is held and the job goes back into the line; the sweep wakes it.
+        next = alive.claim(&rescuer, 5).await;
+        alive.renew(rescuer.id, next.iter().map(|run| (run.handle, run.token)).collect()).await;
+    }
+    assert_eq!(next[0].id, id);
+    assert!(next[0].fence > first.fence);
+    let late =
+        frozen.store.exchange(ExchangeParams { host: host.id, now: frozen.now(), settles: [settle(&first, done())].into(), claim: None });
+    assert_eq!(late.await.expect_err("it is not registered any more").kind(), StoreErrorKind::HostLost);
+}
+
+/// A11: the holder of the whole key becomes one of two.
+#[tokio::test]
+async fn a_raise_starts_somebody_beside_an_exclusive_holder() {
+    let database = empty().await;
+    let world = world_on(&database).await;
+    let host = world.host(&[gated("c", 1, mutex(&["k"]))]).await;
+    let ids = world.enqueue_many("c", 3).await;
+    let first = world.claim_one(&host).await;
+    world.claim(&host, 5).await;
+    world.limit("k", 2).await;
+    assert_eq!(world.claim_ids(&host, 5).await, [ids[1]]);
+    let mut conn = connected(&database).await;
+    assert_eq!(locks(&mut conn).await, 3, "the base shared, and two slots");
+    world.limit("k", 1).await;
+    world.complete(&host, &first).await;
+    assert_eq!(world.claim_ids(&host, 5).await, [], "one is still above the lowered limit");
+}
+
+/// A host with its workers: claims, lets each run take its time, settles; until nothing is left.
+struct Crew<'a> {
+    store: &'a PostgresStore,
+    world: &'a World,
+    host: &'a Host,
+    workers: u32,
+    takes: Duration,
+}
+
+/// Who runs on which key, from outside.
+#[derive(Default)]
+struct Watch {
+    running: BTreeMap<String, u32>,
+    most: u32,
+    fences: BTreeMap<String, u64>,
+    /// Several may hold a key, so that their fences are in no order.
+    is_shared: bool,
+    ran: Vec<JobId>,
+}
+
+impl Crew<'_> {
+    async fn work(&self, watch: &std::sync::Mutex<Watch>, until: usize) {
+        let (end, mut ended) = mpsc::unbounded_channel::<Claimed>();
+        let mut busy = 0;
+        loop {
+            let mut settles: Vec<Settle> = Vec::new();
+            let mut note = |claimed: Claimed| {
+                let mut watch = watch.lock().expect("no panic");
+                *watch.running.entry(claimed.payload.to_string()).or_default() -= 1;
+                watch.ran.push(claimed.id);
+                settles.push(settle(&claimed, done()));
+            };
+            if busy > 0 {
+                if let Ok(Some(claimed)) = tokio::time::timeout(Duration::from_millis(50), ended.recv()).await {
+                    note(claimed);
+                }
+                while let Ok(claimed) = ended.try_recv() {
+                    note(claimed);
+                }
+            }
+            busy -= settles.len() as u32;
+            let claim = Some(ClaimParams { lanes: self.host.lanes.clone(), max: self.workers - busy });
+            let params = ExchangeParams { host: self.host.id, now: self.world.now(), settles: settles.into(), claim };
+            let exchanged = self.store.exchange(params).await.expect("exchange");
+            assert!(exchanged.settled.iter().all(|verdict| *verdict == SettleVerdict::Settled), "{:?}", exchanged.settled);
+            for claimed in exchanged.claimed {
+                busy += 1;
+                {
+                    let mut watch = watch.lock().expect("no panic");
+                    let key = claimed.payload.to_string();
+                    let now = watch.running.entry(key.clone()).or_default();
+                    *now += 1;
+                    let now = *now;
+                    watch.most = watch.most.max(now);
+                    let fence = claimed.fence.expect("it has slots");
+                    let before = watch.fences.insert(key, fence).unwrap_or(0);
+                    assert!(watch.is_shared || fence > before, "a later holder has a larger fence: {fence} after {before}");
+                }
+                let (end, takes) = (end.clone(), self.takes);
+                tokio::spawn(async move {
+                    tokio::time::sleep(takes).await;
+                    // The crew is gone when a test has failed.
+                    let _ = end.send(claimed);
+                });
+            }
+            if busy == 0 {
+                if watch.lock().expect("no panic").ran.len() >= until {
+                    return;
+                }
+                let _ = tokio::time::timeout(Duration::from_millis(20), self.store.changed()).await;
+            }
+        }
+    }
+}
+
+async fn statements(conn: &mut PgConnection) -> i64 {
+    const COUNT: &str = "SELECT coalesce(sum(calls), 0)::int8 FROM pg_stat_statements WHERE toplevel
+                         AND dbid = (SELECT oid FROM pg_database WHERE datname = current_database())";
+    sqlx::query_scalar(COUNT).fetch_one(conn).await.expect("count")
+}
+
+/// Sixteen workers, runs of five milliseconds: what a job costs in statements, counted by the server, and that no two of a
+/// key ever overlap, on one host and on three.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn jobs_of_a_key_take_turns_with_few_statements() {
+    let cluster = tokio::task::spawn_blocking(|| Cluster::functional().count_statements().start().expect("start a cluster"));
+    let cluster = cluster.await.expect("no panic");
+    for (hosts, keys, most) in [(1, 8, 2.0), (1, 1, 4.0), (3, 8, 5.0), (3, 1, 8.0)] {
+        let database = tokio::task::block_in_place(|| cluster.database()).expect("an empty database");
+        let mut conn = connected(&database).await;
+        sqlx::query("CREATE EXTENSION IF NOT EXISTS pg_stat_statements").execute(&mut conn).await.expect("extension");
+        let mut stores = Vec::new();
+        for _ in 0..hosts {
+            stores.push(Arc::new(process(&database).await));
+        }
+        let worlds: Vec<World> =
+            stores.iter().map(|store| World::new(Subject { store: Arc::<PostgresStore>::clone(store), keep: Box::new(()) })).collect();
+        let served = [gated("c", 1, mutex(&["k:{n}"]))];
+        let mut registered = Vec::new();
+        for world in &worlds {
+            registered.push(world.host(&served).await);
+        }
+        let jobs = 200 * hosts;
+        let payloads = (0..jobs).map(|n| worlds[0].job("c", &format!("{{\"n\": {}}}", n % keys))).collect();
+        worlds[0].enqueue(payloads).await;
+        let before = statements(&mut conn).await;
+        let watch = std::sync::Mutex::new(Watch::default());
+        let crews: Vec<_> = (0..hosts)
+            .map(|at| Crew { store: &stores[at], world: &worlds[at], host: &registered[at], workers: 16, takes: Duration::from_millis(5) })
+            .collect();
+        let began = std::time::Instant::now();
+        futures_util::future::join_all(crews.iter().map(|crew| crew.work(&watch, jobs))).await;
+        let cost = (statements(&mut conn).await - before) as f64 / jobs as f64;
+        let watch = watch.into_inner().expect("no panic");
+        println!("{hosts} hosts, {keys} keys: {cost:.2} statements a job, {jobs} jobs in {:?}", began.elapsed());
+        assert_eq!(watch.most, 1, "two of a key ran at once");
+        let mut ran = watch.ran;
+        ran.sort_unstable();
+        ran.dedup();
+        assert_eq!(ran.len(), jobs, "each ran once");
+        assert!(cost <= most, "{hosts} hosts, {keys} keys: {cost:.2} statements a job");
+        for (world, host) in worlds.iter().zip(&registered) {
+            world.store.deregister(host.id, world.now()).await.expect("deregister");
+        }
+        assert_eq!(locks(&mut conn).await, 0, "locks were left behind");
+    }
+}
+
+/// A semaphore of three over two hosts, raised and lowered while jobs run.
+#[tokio::test]
+async fn a_semaphore_is_never_overfilled() {
+    let database = empty().await;
+    let stores = [Arc::new(process(&database).await), Arc::new(process(&database).await)];
+    let worlds = stores.each_ref().map(|store| World::new(Subject { store: Arc::<PostgresStore>::clone(store), keep: Box::new(()) }));
+    let served = [gated("c", 1, semaphore("k", 3))];
+    let hosts = [worlds[0].host(&served).await, worlds[1].host(&served).await];
+    worlds[0].enqueue_many("c", 120).await;
+    let watch = std::sync::Mutex::new(Watch { is_shared: true, ..Watch::default() });
+    let crew = |at: usize| Crew { store: &stores[at], world: &worlds[at], host: &hosts[at], workers: 8, takes: Duration::from_millis(3) };
+    let (one, two) = (crew(0), crew(1));
+    let limits = async {
+        for limit in [1, 3, 2, 3] {
+            tokio::time::sleep(Duration::from_millis(30)).await;
+            worlds[1].limit("k", limit).await;
+        }
+    };
+    tokio::join!(one.work(&watch, 120), two.work(&watch, 120), limits);
+    let watch = watch.into_inner().expect("no panic");
+    assert_eq!(watch.ran.len(), 120);
+    assert!(watch.most <= 3, "{} ran at once", watch.most);
+}

@@ -98,6 +98,20 @@ impl Interned {
         names.iter().map(|name| pick(&found, name)).collect()
     }
 
+    /// Numbers of lanes to claim from, in order: 0 for one that somebody is about to mention for the first time, which
+    /// holds nothing yet. It is asked for again the next time. Waits for nobody for longer than a moment.
+    pub(crate) async fn lanes_to_claim(&self, db: &Db, names: &[LaneName]) -> Result<Vec<i32>, Fault> {
+        let (mut found, new) = look(&self.lanes, names.iter().cloned());
+        if !new.is_empty() {
+            let (contracts, queues): (Vec<_>, Vec<_>) = new.iter().cloned().unzip();
+            let row = db.row(Sql::new("SELECT warp.lane_ids_to_claim($1, $2)").arg(contracts).arg(queues)).await?;
+            let ids: Vec<i32> = get(&row, 0)?;
+            let (names, ids) = new.into_iter().zip(ids).filter(|(_, id)| *id != 0).unzip();
+            learn(&self.lanes, &mut found, names, ids);
+        }
+        Ok(names.iter().map(|name| found.get(name).copied().unwrap_or(0)).collect())
+    }
+
     /// Numbers of digests, in order.
     pub(crate) async fn digests(&self, db: &Db, digests: &[Digest]) -> Result<Vec<i32>, Fault> {
         let (mut found, new) = look(&self.digests, digests.iter().copied());

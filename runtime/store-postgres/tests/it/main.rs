@@ -2,9 +2,12 @@
 
 mod conformance;
 mod connections;
+mod enqueue;
 mod faults;
 mod known_faults;
 mod model;
+mod plans;
 mod poolers;
+mod processes;
 mod session;
 mod tls;

@@ -17,7 +17,7 @@ use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
 use warp_domain::ending::State;
 use warp_domain::{ClaimToken, JobHandle, JobId, UnixMillis};
 use warp_store::{ClaimParams, Claimed, EnqueueVerdict, ExchangeParams, NewJob, RenewParams, Settle, SettleVerdict, Store};
-use warp_store_postgres::{Clock, ConnectSettings, OpenOptions, PostgresStore, migrate};
+use warp_store_postgres::{Clock, ConnectSettings, LockKind, OpenOptions, PostgresStore, migrate};
 use warp_store_tests::{Host, Subject, World, done, gated, hand_back, mutex, plain, semaphore, settle};
 use warp_test_servers::{Database, PgBouncer, PoolMode, database};
 use warp_testkit::rng::Rng;
@@ -33,7 +33,13 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const LONGEST: usize = 5_000;
 
 pub async fn open(connect: ConnectSettings) -> PostgresStore {
-    PostgresStore::open(OpenOptions { migrate: true, clock: Clock::Caller, ..OpenOptions::new(connect) }).await.expect("open the database")
+    open_with(connect, LockKind::Ledger).await
+}
+
+/// A database that is made with this kind of slots.
+async fn open_with(connect: ConnectSettings, locks: LockKind) -> PostgresStore {
+    let options = OpenOptions { migrate: true, clock: Clock::Caller, locks: Some(locks), ..OpenOptions::new(connect) };
+    PostgresStore::open(options).await.expect("open the database")
 }
 
 /// Drives a call for a random while and drops it if it has not ended by then: after so many polls, or so many
@@ -258,6 +264,14 @@ async fn calls_dropped_at_a_thousand_points_leave_nothing_behind() {
     let connect = ConnectSettings { pool: POOL, application_name: NAME.to_owned(), ..ConnectSettings::new(database.url()) };
     let url = database.url().to_owned();
     drop_calls(open(connect).await, database, &url, 1_000).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_dropped_under_session_locks_leave_nothing_behind() {
+    let database = database();
+    let connect = ConnectSettings { pool: POOL, application_name: NAME.to_owned(), ..ConnectSettings::new(database.url()) };
+    let url = database.url().to_owned();
+    drop_calls(open_with(connect, LockKind::Session).await, database, &url, 1_000).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -163,7 +163,9 @@ async fn crowd(connect: ConnectSettings, database: &Database) {
         }
     };
     join_all(hosts.iter().map(claimer)).await;
-    assert_eq!(most.map(|most| most.load(Ordering::SeqCst)), LIMITS, "most at once");
+    let most = most.map(|most| most.load(Ordering::SeqCst));
+    assert!(most.iter().zip(LIMITS).all(|(most, limit)| *most <= limit), "most at once: {most:?} of {LIMITS:?}");
+    assert!(most[2] > 1, "nobody ran beside another, so this test shows nothing");
     for id in jobs {
         assert_eq!(world.state(id).await, State::Completed);
     }

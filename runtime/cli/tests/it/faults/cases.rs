@@ -22,7 +22,7 @@ macro_rules! under {
     };
 }
 
-under! { ledger: {
+under! { ledger session: {
     hosts_are_killed_every_few_seconds
     connections_are_ended_at_random
     the_server_is_restarted_at_once

@@ -337,6 +337,33 @@ BEGIN
     RETURN v_woken;
 END $$;
 
+-- Who holds a key, for the history of a job that was refused there: the oldest of the runs that were claimed before it, and
+-- are not refused with it. A lock outlives its holder's row, from the commit of the end to the unlock: then it is who ended
+-- last with the key, if that is among the last few hundred ends; else NULL, or whoever runs with the key by now.
+-- The running rows of all hosts; ended_at backwards, so far and no further; primary key of job.
+CREATE OR REPLACE FUNCTION warp.session_holder(p_key bigint, p_token bigint, p_parks jsonb) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+    v_refused bigint[] := array(SELECT (p ->> 1)::bigint FROM jsonb_array_elements(p_parks) p);
+    v_job bigint;
+BEGIN
+    SELECT r.handle INTO v_job FROM warp.running r
+     WHERE r.keys @> array[p_key] AND r.token < p_token AND r.token <> ALL (v_refused) ORDER BY r.token LIMIT 1;
+    IF NOT FOUND THEN
+        -- `settled` is the token of a run; whoever was skipped itself has none.
+        SELECT e.handle INTO v_job
+          FROM (VALUES (10::smallint), (11::smallint), (12::smallint)) k (place)
+         CROSS JOIN LATERAL (
+                SELECT o.handle, o.changed_at, o.settled, o.keys FROM warp.ended o WHERE o.place = k.place
+                 ORDER BY o.changed_at DESC LIMIT 512) e
+         WHERE e.keys @> array[p_key] AND e.settled IS NOT NULL ORDER BY e.changed_at DESC, e.settled DESC LIMIT 1;
+    END IF;
+    IF v_job IS NULL THEN
+        SELECT r.handle INTO v_job FROM warp.running r
+         WHERE r.keys @> array[p_key] AND r.token <> ALL (v_refused) ORDER BY r.token LIMIT 1;
+    END IF;
+    RETURN (SELECT j.id::text FROM warp.job j WHERE j.handle = v_job);
+END $$;
+
 -- A4: attempts that their lock session refused leave `running`: to the line or, where that is their last word, to the ended
 -- ones. [[job, token, key, limit, skips]]. What comes too late matches no row (C1). {parked, had been parked before, skipped}.
 -- Primary key of running.
@@ -369,8 +396,7 @@ BEGIN
             v_row.place := 2;
             PERFORM warp.leave(v_row, jsonb_build_object('to', 'cancelled', 'by', v_by), NULL, p_now);
         ELSIF (v_park ->> 4)::bool THEN
-            SELECT j.id::text INTO v_holder FROM warp.running r JOIN warp.job j ON j.handle = r.handle
-             WHERE r.keys @> array[(v_park ->> 2)::bigint] ORDER BY r.claimed_at LIMIT 1;
+            v_holder := warp.session_holder((v_park ->> 2)::bigint, (v_park ->> 1)::bigint, p_parks);
             v_skipped := v_skipped + 1;
             v_row.place := 12;
             IF v_row.is_unique THEN
@@ -379,7 +405,7 @@ BEGIN
             END IF;
             INSERT INTO warp.ended VALUES (v_row.*);
             INSERT INTO warp.audit (job, at, event, run, runs, message)
-            VALUES (v_row.handle, p_now, 8, 0, v_row.run, format('Cancelled — %s, held by %s', v_text, coalesce(v_holder, 'a job that is gone')));
+            VALUES (v_row.handle, p_now, 8, 0, v_row.run, format('Cancelled — %s, held by %s', v_text, coalesce(v_holder, 'a run that has just ended')));
             PERFORM warp.count('stats:deleted', 'skip', 1);
             PERFORM warp.count('kept:deleted', NULL, 1);
         ELSE

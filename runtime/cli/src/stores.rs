@@ -100,14 +100,14 @@ fn connect_settings(config: &Config, url: &str) -> ConnectSettings {
     }
 }
 
-/// Opens a database that exists and is up to date.
+/// Opens a database that exists and is up to date, for a command: no host can work through it, and no session is needed.
 ///
 /// # Errors
 /// With the file or address and what to do.
 pub async fn open(config: &Config) -> Outcome<Opened> {
     match place(config)? {
         Place::Sqlite(path) => sqlite(existing(path, config)?, config, false).await,
-        Place::Postgres(settings) => postgres(*settings, config, false).await,
+        Place::Postgres(settings) => postgres(*settings, config, false, false).await,
     }
 }
 
@@ -119,7 +119,7 @@ pub async fn open(config: &Config) -> Outcome<Opened> {
 pub async fn open_for_host(config: &Config, migrate: bool) -> Outcome<Opened> {
     match place(config)? {
         Place::Sqlite(path) => sqlite(path, config, true).await,
-        Place::Postgres(settings) => postgres(*settings, config, migrate).await,
+        Place::Postgres(settings) => postgres(*settings, config, migrate, true).await,
     }
 }
 
@@ -130,7 +130,7 @@ pub async fn open_for_host(config: &Config, migrate: bool) -> Outcome<Opened> {
 pub async fn open_new(place: Place, config: &Config) -> Outcome<Opened> {
     match place {
         Place::Sqlite(path) => sqlite(path, config, true).await,
-        Place::Postgres(settings) => postgres(*settings, config, true).await,
+        Place::Postgres(settings) => postgres(*settings, config, true, true).await,
     }
 }
 
@@ -191,9 +191,10 @@ async fn sqlite(path: PathBuf, config: &Config, create_and_migrate: bool) -> Out
     Ok(Opened { store, kind: "sqlite", name, locks: Locks::Ledger, pool: None, budget: None })
 }
 
-async fn postgres(settings: ConnectSettings, config: &Config, migrate: bool) -> Outcome<Opened> {
+async fn postgres(settings: ConnectSettings, config: &Config, migrate: bool, hosting: bool) -> Outcome<Opened> {
     let (name, budget) = (shown(&settings), settings.pool + BESIDE_POOL);
-    let options = warp_store_postgres::OpenOptions { locks: lock_kind(config), migrate, ..warp_store_postgres::OpenOptions::new(settings) };
+    let options =
+        warp_store_postgres::OpenOptions { locks: lock_kind(config), migrate, hosting, ..warp_store_postgres::OpenOptions::new(settings) };
     let store = PostgresStore::open(options).await?;
     let locks = match store.locks() {
         LockKind::Ledger => Locks::Ledger,

@@ -35,6 +35,10 @@ use crate::rows::{read_metadata, without_nul, write_metadata};
 /// Calls that one exchange makes for candidates that need keys; then it answers `more` and is called again.
 const MOST_CALLS: usize = 8;
 
+/// Fences of one token. The ledger uses the first; session locks count up where a slot passes on inside a host, and draw anew
+/// before they run out. So fences grow across a change of the kind too.
+const FENCES: u64 = 256;
+
 /// What an exchange runs with.
 #[derive(Clone, Copy)]
 pub(crate) struct Exchange<'a> {
@@ -723,7 +727,7 @@ impl Started {
             trace_parent: self.trace_parent,
             stamp,
             keyed: self.keyed,
-            fence: self.keyed.then_some(self.token.0.unsigned_abs()),
+            fence: self.keyed.then(|| self.token.0.unsigned_abs().saturating_mul(FENCES)),
             created_at: UnixMillis(self.created_at),
             claimed_at: now,
         })

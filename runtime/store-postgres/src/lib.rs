@@ -43,7 +43,7 @@ use warp_domain::{ClaimToken, HostId, JobHandle, JobId, RunNumber, UnixMillis};
 use warp_store::{
     AdminLimit, CancelSignal, CommandVerdict, EnqueueVerdict, ExchangeParams, Exchanged, HostInfo, HostSeen, JobDetails, JobFilter,
     JobSummary, KeySeen, LogLine, NewJob, Overview, Pause, Polling, RenewParams, Renewed, Rescued, Result, Retention, RunOutput, Served,
-    SettleVerdict, Signals, StateVerdict, StateWrite, Store,
+    SettleVerdict, Signals, StateVerdict, StateWrite, Store, StoreErrorKind,
 };
 
 use crate::call::Db;
@@ -89,12 +89,15 @@ pub struct OpenOptions {
     pub migrate: bool,
     /// Whose clock decides what is due.
     pub clock: Clock,
+    /// Whether hosts work through this store. Without it nothing is listened to and no lock session is opened, so that
+    /// commands need no session of the server, whatever slots are made of; `register` and `exchange` are refused.
+    pub hosting: bool,
 }
 
 impl OpenOptions {
-    /// A database that must be up to date, by its server's clock.
+    /// A database that must be up to date, by its server's clock, for a host.
     pub fn new(connect: ConnectSettings) -> Self {
-        OpenOptions { connect, locks: None, migrate: false, clock: Clock::Server }
+        OpenOptions { connect, locks: None, migrate: false, clock: Clock::Server, hosting: true }
     }
 }
 
@@ -105,7 +108,8 @@ pub struct PostgresStore {
     renewals: Renewals,
     orphans: Orphans,
     locks: LockKind,
-    /// The lock sessions of this process's hosts; nothing where slots are the ledger's.
+    hosting: bool,
+    /// The lock sessions of this process's hosts; nothing where slots are the ledger's, or nobody works here.
     sessions: Option<Sessions>,
     /// The latest instant that a caller has named, for the one command that names none; see [`Clock::Caller`].
     latest: AtomicI64,
@@ -125,21 +129,20 @@ impl PostgresStore {
     /// # Errors
     /// When the database cannot be reached, has another schema than this build knows, or another kind of slots.
     pub async fn open(options: OpenOptions) -> Result<Self> {
-        let OpenOptions { connect, locks, migrate, clock } = options;
+        let OpenOptions { connect, locks, migrate, clock, hosting } = options;
         if migrate {
             schema::migrate(&connect, locks, false).await?;
         }
         let opened = async {
             let db = Db::open(&connect).await?;
             let locks = schema::check(&db, locks).await?;
-            let listener = Listener::start(&connect, db.pooling())?;
+            let listener = if hosting { Listener::start(&connect, db.pooling())? } else { Listener::deaf() };
             Ok((db, locks, listener))
         };
         let (db, locks, listener) = opened.await.map_err(|fault: Fault| fault.into_error("open the database"))?;
         let core = Arc::new(Core { db, interned: Interned::default(), clock });
         let sessions = match locks {
-            LockKind::Ledger => None,
-            LockKind::Session => {
+            LockKind::Session if hosting => {
                 let tested = async {
                     let connector = Connector::new(&connect)?;
                     locks::check(&connector).await.map(|()| connector)
@@ -147,6 +150,7 @@ impl PostgresStore {
                 let connector = tested.await.map_err(|fault: Fault| fault.into_error("open the database"))?;
                 Some(Sessions::new(core.clone(), connector, listener.changes().clone()))
             }
+            LockKind::Session | LockKind::Ledger => None,
         };
         Ok(PostgresStore {
             core,
@@ -154,6 +158,7 @@ impl PostgresStore {
             orphans: Orphans::default(),
             renewals: Renewals::default(),
             locks,
+            hosting,
             sessions,
             latest: AtomicI64::new(0),
         })
@@ -185,10 +190,16 @@ impl PostgresStore {
 
     /// A10: under session locks the wakes of a limit's change are chosen by a statement after its commit.
     async fn limit_changed(&self, key: &str, now: UnixMillis) -> Result<()> {
-        if self.sessions.is_none() {
+        if self.locks == LockKind::Ledger {
             return Ok(());
         }
         self.tell("wake for a limit", Some(now), operator::limit_changed(&self.core.db, self.core.clock, key, now)).await
+    }
+
+    /// Only a hosting store has what a run needs: under session locks a claim of another would run without its slots.
+    fn check_hosting(&self, op: &'static str) -> Result<()> {
+        const WHY: &str = "this store was opened for commands; a host opens one with `hosting`";
+        if self.hosting { Ok(()) } else { Err(Fault::said(StoreErrorKind::Internal, WHY).into_error(op)) }
     }
 
     /// A question, or a command that makes nothing runnable.
@@ -227,6 +238,7 @@ impl Store for PostgresStore {
     }
 
     async fn register(&self, info: HostInfo) -> Result<HostId> {
+        self.check_hosting("register a host")?;
         let now = info.now;
         let registered = hosts::register(&self.core.db, self.core.clock, self.locks, info);
         self.tell("register a host", Some(now), registered).await.inspect(|host| self.renewals.begin(*host))
@@ -274,6 +286,7 @@ impl Store for PostgresStore {
     }
 
     async fn exchange(&self, params: ExchangeParams) -> Result<Exchanged> {
+        self.check_hosting("end and claim runs")?;
         self.latest.fetch_max(params.now.0, Ordering::Relaxed);
         let core = self.core.clone();
         let session = self.sessions.as_ref().map(|sessions| sessions.host(params.host));

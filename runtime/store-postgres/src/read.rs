@@ -285,13 +285,14 @@ pub(crate) async fn read_key(db: &Db, key: i64) -> Result<Option<KeySeen>, Fault
     get::<Option<&str>>(&row, 0)?.map(parse_key).transpose()
 }
 
-/// Keys that somebody holds or waits for, busiest first. Reads the index `waiting_parked` and the primary key of `slot`, each
-/// as a whole.
+/// Keys that somebody holds or waits for, busiest first. Reads the index `waiting_parked`, the primary key of `slot` and, where
+/// slots are session locks and stand in no row, the running rows, each as a whole.
 pub(crate) async fn keys(db: &Db, max: u32) -> Result<Vec<KeySeen>, Fault> {
     const KEYS: &str = "SELECT warp.key_seen(k.key, 0) FROM ( \
            SELECT b.key, sum(b.waits) AS waits, sum(b.holds) AS holds FROM ( \
              SELECT w.parked_on AS key, count(*) AS waits, 0 AS holds FROM warp.waiting w WHERE w.place = 2 GROUP BY w.parked_on \
-             UNION ALL SELECT s.key, 0, count(*) FROM warp.slot s GROUP BY s.key) b \
+             UNION ALL SELECT s.key, 0, count(*) FROM warp.slot s GROUP BY s.key \
+             UNION ALL SELECT k.key, 0, count(*) FROM warp.running r, unnest(r.keys) k (key) WHERE warp.by_session() GROUP BY k.key) b \
            GROUP BY b.key ORDER BY waits DESC, holds DESC, b.key LIMIT $1) k \
          ORDER BY k.waits DESC, k.holds DESC, k.key";
     let rows = db.rows(Sql::new(KEYS).arg(i64::from(max)).repeatable()).await?;

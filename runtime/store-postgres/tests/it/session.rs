@@ -7,16 +7,23 @@ use std::time::Duration;
 use sha2::{Digest as _, Sha256};
 use sqlx::{Connection as _, PgConnection};
 use tokio::sync::mpsc;
-use warp_domain::JobId;
+use warp_domain::ending::State;
+use warp_domain::{JobId, UnixMillis};
 use warp_store::{ClaimParams, Claimed, ExchangeParams, Settle, SettleVerdict, Store, StoreErrorKind};
-use warp_store_postgres::{Clock, ConnectSettings, LockKind, OpenOptions, PostgresStore};
-use warp_store_tests::{Host, Subject, World, done, gated, hand_back, mutex, semaphore, settle};
+use warp_store_postgres::{Clock, ConnectSettings, LockKind, OpenOptions, PostgresStore, set_locks};
+use warp_store_tests::{Host, Subject, World, done, gated, hand_back, mutex, semaphore, settle, skipping};
 use warp_test_servers::{Cluster, Database, PgBouncer, PoolMode, database};
 
 /// A process on a database whose slots are session locks, on the clock of its callers.
 async fn process(database: &Database) -> PostgresStore {
     let connect = ConnectSettings::new(database.url());
     let options = OpenOptions { migrate: true, clock: Clock::Caller, locks: Some(LockKind::Session), ..OpenOptions::new(connect) };
+    PostgresStore::open(options).await.expect("open the database")
+}
+
+/// A process on a database, whatever its slots are made of.
+async fn any_process(database: &Database) -> PostgresStore {
+    let options = OpenOptions { clock: Clock::Caller, ..OpenOptions::new(ConnectSettings::new(database.url())) };
     PostgresStore::open(options).await.expect("open the database")
 }
 
@@ -116,20 +123,99 @@ async fn lock_numbers_are_what_they_always_were() {
 /// The first eight bytes of the SHA-256 of each name, as the test above names them.
 const GOLDEN: [i64; 4] = [-2_912_067_793_614_507_825, -9_147_477_083_336_578_731, 2_848_314_698_204_754_089, 2_771_782_518_053_387_190];
 
-/// A transaction pooler cannot keep a session, and says so with what helps.
+/// A transaction pooler cannot keep a session, and says so with what helps. Whoever takes no slot needs none.
 #[tokio::test]
-async fn a_transaction_pooler_is_refused() {
+async fn a_transaction_pooler_is_refused_to_hosts_alone() {
     let database = empty().await;
-    drop(process(&database).await);
+    let behind = world_on(&database).await;
+    let host = behind.host(&[gated("c", 1, mutex(&["k"]))]).await;
     let (url, name) = (database.url().to_owned(), database.name().to_owned());
     let pooler = tokio::task::spawn_blocking(move || PgBouncer::in_front_of(&url).mode(PoolMode::Transaction).start());
     let pooler = pooler.await.expect("no panic").expect("start PgBouncer");
-    let refused = PostgresStore::open(OpenOptions::new(ConnectSettings::new(pooler.url(&name)))).await;
+    let options = OpenOptions { clock: Clock::Caller, ..OpenOptions::new(ConnectSettings::new(pooler.url(&name))) };
+    let refused = PostgresStore::open(options.clone()).await;
     let error = refused.err().expect("it is refused");
     assert_eq!(error.kind(), StoreErrorKind::Invalid);
     for part in ["transaction mode", "Attempted to release a lock that was not held", "session mode", "ledger"] {
         assert!(error.to_string().contains(part), "{part}: {error}");
     }
+    let commands = PostgresStore::open(OpenOptions { hosting: false, ..options }).await.expect("open for commands");
+    let commands = World::new(Subject { store: Arc::new(commands), keep: Box::new(()) });
+    let ids = commands.enqueue_many("c", 2).await;
+    assert_eq!(behind.claim_ids(&host, 1).await, [ids[0]]);
+    let seen = commands.store.keys(10).await.expect("keys");
+    assert_eq!(
+        seen.iter().map(|seen| (seen.key.as_str(), seen.holders.len())).collect::<Vec<_>>(),
+        [("k", 1)],
+        "a holder, and nobody waits"
+    );
+    behind.claim(&host, 1).await;
+    commands.limit("k", 2).await;
+    assert_eq!(behind.claim_ids(&host, 1).await, [ids[1]], "woken by the change of the limit");
+    assert_eq!(commands.details(ids[1]).await.summary.state, State::Processing);
+    let claim = ExchangeParams { host: host.id, now: commands.now(), settles: [].into(), claim: None };
+    let refused = commands.store.exchange(claim).await.expect_err("it would run without slots");
+    assert_eq!(refused.kind(), StoreErrorKind::Internal);
+    assert!(refused.to_string().contains("opened for commands"), "{refused}");
+}
+
+/// Whoever compares fences compares those of both kinds.
+#[tokio::test]
+async fn fences_grow_across_a_change_of_the_kind() {
+    let database = empty().await;
+    drop(process(&database).await);
+    let settings = ConnectSettings::new(database.url());
+    let writer = World::new(Subject { store: Arc::new(any_process(&database).await), keep: Box::new(()) });
+    let mut last = 0;
+    for kind in [LockKind::Session, LockKind::Ledger, LockKind::Session, LockKind::Ledger] {
+        set_locks(&settings, kind, "a test", UnixMillis(1)).await.expect("change").expect("nobody is there");
+        let store = any_process(&database).await;
+        assert_eq!(store.locks(), kind);
+        let world = World::new(Subject { store: Arc::new(store), keep: Box::new(()) });
+        let host = world.host(&[gated("c", 1, mutex(&["k"]))]).await;
+        // The second gets its slot inside the host, where it can.
+        writer.enqueue_many("c", 2).await;
+        for _ in 0..2 {
+            let claimed = world.claim_one(&host).await;
+            let fence = claimed.fence.expect("it has a slot");
+            assert!(fence > last, "{kind}: {fence} after {last}");
+            last = fence;
+            world.complete(&host, &claimed).await;
+        }
+        world.store.deregister(host.id, world.now()).await.expect("deregister");
+    }
+}
+
+/// The lock of a run outlives its row for a moment. Who is skipped in it is told who had it.
+#[tokio::test]
+async fn skip_names_a_holder_that_has_just_ended() {
+    let database = empty().await;
+    let world = world_on(&database).await;
+    let served = [gated("c", 1, skipping(mutex(&["k"])))];
+    let (host, other) = (world.host(&served).await, world.host(&served).await);
+    let id = world.enqueue_one("c").await;
+    let first = world.claim_one(&host).await;
+    // Its row ends, and the session still has the lock: as if between the two.
+    let mut conn = connected(&database).await;
+    end_row(&mut conn, first.handle.0).await;
+    let surplus = world.enqueue_one("c").await;
+    let exchanged = world.exchange(&other, Vec::new(), 10).await;
+    assert_eq!((exchanged.claimed.len(), exchanged.skipped), (0, 1));
+    let details = world.details(surplus).await;
+    let message = &details.audit.last().expect("history").message;
+    assert!(message.starts_with("Cancelled — 'k' full (1 slots)") && message.contains(&id.to_string()), "{message}");
+}
+
+/// Moves a running row to the completed ones by hand.
+async fn end_row(conn: &mut PgConnection, job: i64) {
+    const END: &str = "WITH gone AS (DELETE FROM warp.running r WHERE r.handle = $1
+                           RETURNING r.handle, r.due, r.changed_at, r.lane, r.run, r.attempt, r.stamp, r.digest, r.host, r.claimed_at, r.token, r.keys)
+                       INSERT INTO warp.ended (handle, due, changed_at, lane, run, attempt, deaths, place, is_unique, stamp, digest, host, claimed_at,
+                                               took_us, settled, keys)
+                       SELECT g.handle, g.due, g.changed_at, g.lane, g.run, g.attempt, 0, 10, false, g.stamp, g.digest, g.host, g.claimed_at, 1, g.token, g.keys
+                         FROM gone g";
+    let ended = sqlx::query(END).bind(job).execute(conn).await.expect("end a row");
+    assert_eq!(ended.rows_affected(), 1);
 }
 
 /// A13: the server ends the lock session. Its runs are named, their hand-back is taken, and the next holder has a larger
@@ -289,13 +375,29 @@ async fn statements(conn: &mut PgConnection) -> i64 {
     sqlx::query_scalar(COUNT).fetch_one(conn).await.expect("count")
 }
 
-/// Sixteen workers, runs of five milliseconds: what a job costs in statements, counted by the server, and that no two of a
-/// key ever overlap, on one host and on three.
+/// That no two of a key ever overlap, on one host and on three. What it costs is measured below: how long exchanges take, and so
+/// how much fits into one, depends on the machine.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn jobs_of_a_key_take_turns_with_few_statements() {
+async fn jobs_of_a_key_take_turns() {
+    take_turns(60, &[(1, 8, SANE), (3, 1, SANE)]).await;
+}
+
+/// Beyond that something asks in circles.
+const SANE: f64 = 30.0;
+
+/// What a job costs in statements, counted by the server. Alone on the machine.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "a measurement"]
+async fn jobs_of_a_key_cost_few_statements() {
+    take_turns(400, &[(1, 8, 2.0), (1, 1, 3.0), (3, 8, 3.0), (3, 1, 5.0)]).await;
+}
+
+/// Sixteen workers on each host, runs of five milliseconds: (hosts, keys, statements of a job at most).
+async fn take_turns(jobs_of_host: usize, cases: &[(usize, usize, f64)]) {
     let cluster = tokio::task::spawn_blocking(|| Cluster::functional().count_statements().start().expect("start a cluster"));
     let cluster = cluster.await.expect("no panic");
-    for (hosts, keys, most) in [(1, 8, 2.0), (1, 1, 4.0), (3, 8, 5.0), (3, 1, 8.0)] {
+    let mut above = Vec::new();
+    for &(hosts, keys, most) in cases {
         let database = tokio::task::block_in_place(|| cluster.database()).expect("an empty database");
         let mut conn = connected(&database).await;
         sqlx::query("CREATE EXTENSION IF NOT EXISTS pg_stat_statements").execute(&mut conn).await.expect("extension");
@@ -310,7 +412,7 @@ async fn jobs_of_a_key_take_turns_with_few_statements() {
         for world in &worlds {
             registered.push(world.host(&served).await);
         }
-        let jobs = 200 * hosts;
+        let jobs = jobs_of_host * hosts;
         let payloads = (0..jobs).map(|n| worlds[0].job("c", &format!("{{\"n\": {}}}", n % keys))).collect();
         worlds[0].enqueue(payloads).await;
         let before = statements(&mut conn).await;
@@ -328,12 +430,15 @@ async fn jobs_of_a_key_take_turns_with_few_statements() {
         ran.sort_unstable();
         ran.dedup();
         assert_eq!(ran.len(), jobs, "each ran once");
-        assert!(cost <= most, "{hosts} hosts, {keys} keys: {cost:.2} statements a job");
+        if cost > most {
+            above.push(format!("{hosts} hosts, {keys} keys: {cost:.2} statements a job, at most {most}"));
+        }
         for (world, host) in worlds.iter().zip(&registered) {
             world.store.deregister(host.id, world.now()).await.expect("deregister");
         }
         assert_eq!(locks(&mut conn).await, 0, "locks were left behind");
     }
+    assert!(above.is_empty(), "{}", above.join("; "));
 }
 
 /// A semaphore of three over two hosts, raised and lowered while jobs run.

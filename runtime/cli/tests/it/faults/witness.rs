@@ -28,7 +28,7 @@ const SCHEMA: &str = "
     -- A limit that may be in force from `since` on, and is from `until` on.
     CREATE TABLE rule (number int, key text, slots int, since bigint, until bigint);
     CREATE TABLE held (number int, job text);
-    -- The lock session of a host was ended from outside at that instant.
+    -- The lock session of a host was ended from outside at that instant; the host is '' if it had not told its number yet.
     CREATE TABLE cut (host text, at bigint);
     -- How long after it came into force a limit may not have been heard of by a host that hands its slots on.
     CREATE TABLE lag (nanos bigint);
@@ -38,12 +38,16 @@ const SCHEMA: &str = "
     CREATE VIEW crowd AS
         SELECT e.key, e.job, e.run, e.at, e.change, sum(e.change) OVER (PARTITION BY e.key ORDER BY e.at, e.change) AS count
           FROM (SELECT key, job, run, started AS at, 1 AS change FROM span UNION ALL SELECT key, job, run, finished, -1 FROM span) e;
+    CREATE INDEX ON rule (key, number);
+    CREATE INDEX ON held (number, job);
     CREATE VIEW allowed AS
         SELECT a.job, a.run, max(r.slots) AS slots
-          FROM attempt a JOIN rule r ON r.key = a.key AND r.since <= a.started
-         WHERE r.number >= (SELECT coalesce(max(s.number), 0) FROM rule s
-                             WHERE s.key = a.key AND s.until + (SELECT coalesce(max(nanos), 0) FROM lag) <= a.started
-                               AND NOT EXISTS (SELECT FROM held h WHERE h.number = s.number AND h.job = a.job))
+          FROM attempt a
+          LEFT JOIN LATERAL (SELECT s.number FROM rule s
+                              WHERE s.key = a.key AND s.until + (SELECT coalesce(max(nanos), 0) FROM lag) <= a.started
+                                AND NOT EXISTS (SELECT FROM held h WHERE h.number = s.number AND h.job = a.job)
+                              ORDER BY s.number DESC LIMIT 1) f ON true
+          JOIN rule r ON r.key = a.key AND r.since <= a.started AND r.number >= coalesce(f.number, 0)
          GROUP BY a.job, a.run;
     -- More than may be.
     CREATE VIEW overlap AS
@@ -51,9 +55,14 @@ const SCHEMA: &str = "
     -- Beside an attempt whose host had just lost its lock session: the one exception of session locks.
     CREATE VIEW excused AS
         SELECT o.* FROM overlap o
-         WHERE EXISTS (SELECT FROM span s JOIN cut c ON c.host = s.host
+         WHERE EXISTS (SELECT FROM span s JOIN cut c ON c.host IN (s.host, '')
                         WHERE s.key = o.key AND s.started <= c.at AND s.finished > o.at AND o.at BETWEEN c.at AND c.at + 1000000000);
     CREATE VIEW unexcused AS SELECT * FROM overlap EXCEPT SELECT * FROM excused;
+    -- Who was there, since when, and how long ago the lock session of each had been ended.
+    CREATE VIEW beside AS
+        SELECT u.key, u.slots, s.job, s.run, s.token, s.host, (u.at - s.started) / 1e6 AS since_ms, (s.finished - u.at) / 1e6 AS left_ms, s.ended IS NULL AS cut_short,
+               (SELECT (u.at - max(c.at)) / 1e6 FROM cut c WHERE c.host = s.host AND c.at <= u.at) AS since_cut_ms
+          FROM unexcused u JOIN span s ON s.key = u.key AND s.started <= u.at AND s.finished > u.at;
     -- How long attempts went on whose lock session was gone.
     CREATE VIEW lingering AS SELECT s.*, s.finished - c.at AS nanos FROM span s JOIN cut c ON c.host = s.host AND s.started <= c.at AND s.finished > c.at;
     -- Not done, not charged once, or done without a guest that came to its end.
@@ -211,7 +220,7 @@ impl Witness {
         for (view, what) in [
             ("lost", "a job was lost, charged twice or never done"),
             ("late", "the end of a run was taken after a later one had begun"),
-            ("unexcused", "more attempts than the key's limit ran at once"),
+            ("beside", "more attempts than the key's limit ran at once"),
             ("misordered", "a later holder has the smaller fencing token"),
             ("(SELECT * FROM lingering WHERE nanos > 1000000000)", "an attempt went on long after its lock session was gone"),
         ] {

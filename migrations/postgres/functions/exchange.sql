@@ -118,8 +118,11 @@ BEGIN
 
     -- Ends, first those that touch no key and nothing that is shared: one statement for all.
     IF cardinality(s_job) > 0 THEN
+        -- The limit takes nothing away. It tells the planner that there are few, so that it looks each of them up: with its
+        -- usual guess for an array, and `running` empty when the plan is made, it compares every run of the host with every
+        -- end, and keeps that plan (162 ms instead of 1 ms for 400 ends beside 1,400 runs).
         WITH u AS (
-            SELECT * FROM unnest(s_ord, s_job, s_token, s_took, s_result) u (ord, job, token, took, result)
+            SELECT * FROM unnest(s_ord, s_job, s_token, s_took, s_result) u (ord, job, token, took, result) LIMIT cardinality(s_job)
         ), gone AS (
             DELETE FROM warp.running r USING u
              WHERE r.host = p_host AND r.handle = u.job AND r.token = u.token AND r.keys IS NULL

@@ -346,9 +346,11 @@ impl Tools {
             if !node_is_new_enough(&node) {
                 // A Node of the project's own, beside the one of the machine.
                 let own = target.join("bench-node");
-                let package = ["install", "--no-save", "--no-audit", "--no-fund", "--loglevel", "error", "--prefix"];
-                done(Command::new("npm").args(package).arg(&own).arg(NODE_PACKAGE))?;
                 node = own.join("node_modules/.bin/node");
+                if !node_is_new_enough(&node) {
+                    let package = ["install", "--no-save", "--no-audit", "--no-fund", "--loglevel", "error", "--prefix"];
+                    done(Command::new("npm").args(package).arg(&own).arg(NODE_PACKAGE))?;
+                }
                 if !node_is_new_enough(&node) {
                     bail!("the peers need Node {}.{} or later", NODE.0, NODE.1);
                 }

@@ -46,6 +46,24 @@ BEGIN
     RETURN v_ids;
 END $$;
 
+-- The same for a claim, which must not wait for a caller who has mentioned a contract for the first time and not committed:
+-- 0 for such a lane. There is nothing to be claimed in it before that commit.
+CREATE OR REPLACE FUNCTION warp.lane_ids_to_claim(p_contracts text[], p_queues text[]) RETURNS int[] LANGUAGE plpgsql
+SET lock_timeout = '20ms'
+AS $$
+DECLARE
+    v_ids int[] := '{}';
+BEGIN
+    FOR v_at IN 1 .. cardinality(p_contracts) LOOP
+        BEGIN
+            v_ids := v_ids || warp.lane_ids(p_contracts[v_at : v_at], p_queues[v_at : v_at]);
+        EXCEPTION WHEN lock_not_available THEN
+            v_ids := v_ids || 0;
+        END;
+    END LOOP;
+    RETURN v_ids;
+END $$;
+
 -- A policy by its canonical text. The rules of the concurrency family are put beside it.
 CREATE OR REPLACE FUNCTION warp.policy_ids(p_bodies text[]) RETURNS int[] LANGUAGE plpgsql AS $$
 DECLARE
@@ -146,7 +164,10 @@ END $$;
 CREATE OR REPLACE FUNCTION warp.enqueue_apart(
     p_ids uuid[], p_lanes int[], p_explicits int[], p_payloads text[], p_metadata text[], p_trace_parents text[],
     p_dues bigint[], p_unique_keys text[], p_now bigint
-) RETURNS uuid[] LANGUAGE plpgsql AS $$
+) RETURNS uuid[] LANGUAGE plpgsql
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+AS $$
 DECLARE
     v_handles bigint[] := array(SELECT nextval('warp.handle') FROM generate_subscripts(p_ids, 1));
     v_taken uuid[];
@@ -462,7 +483,8 @@ END $$;
 
 -- Enqueues a job in the caller's own transaction: it exists for others, and idle hosts hear of it, when that commits, and
 -- never if it is rolled back. Answers its id or, where another job that has not ended has its unique key, that one's.
--- Until the caller commits, his unique key, and the first mention ever of a contract in a queue, keep others waiting.
+-- Until the caller commits, others who enqueue wait for him where they want his unique key, or where he was the first ever to
+-- mention a contract in a queue.
 CREATE OR REPLACE FUNCTION warp.enqueue(
     contract text, payload text, queue text DEFAULT 'default', due timestamptz DEFAULT NULL, metadata jsonb DEFAULT NULL,
     unique_key text DEFAULT NULL, trace_parent text DEFAULT NULL, policy jsonb DEFAULT NULL

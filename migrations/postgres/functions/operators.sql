@@ -330,26 +330,26 @@ CREATE OR REPLACE FUNCTION warp.key_seen(p_key bigint, p_listed int) RETURNS tex
     )::text FROM warp.conc_key c WHERE c.id = p_key
 $$;
 
--- Jobs in a list, newest first by id; a NULL filter is none. The plan is made for the values at hand: walking job_id
--- backwards where most jobs pass the filter, else beginning with the state rows; with no statistics yet it must be kept
--- from joining whole tables. Which tables can hold any is told first.
+-- Jobs in a list, newest first by id; a NULL filter is none. Where few jobs are in these places, it begins with their state
+-- rows; else it walks job_id backwards until enough have passed, which for a rare key or contract may be far.
+-- Indexes: ended_at, waiting_due, waiting_parked to tell which; job_id, and the primary keys, of `running` host by host.
 CREATE OR REPLACE FUNCTION warp.list_jobs(
     p_places smallint[], p_contract text, p_queue text, p_key text, p_before uuid, p_most bigint
 ) RETURNS TABLE (
     id uuid, contract text, queue text, place smallint, run int, attempt int, created_at bigint, changed_at bigint, due bigint
 ) LANGUAGE plpgsql STABLE
-SET plan_cache_mode = force_custom_plan
 SET enable_seqscan = off
 SET enable_hashjoin = off
 SET enable_mergejoin = off
 AS $$
 #variable_conflict use_column
 DECLARE
-    v_ready bool := p_places IS NULL OR p_places && '{1,3}';
-    v_waiting bool := p_places IS NULL OR p_places && '{0,2,5}';
-    v_running bool := p_places IS NULL OR 4 = ANY (p_places);
-    v_ended bool := p_places IS NULL OR p_places && '{10,11,12}';
+    v_few CONSTANT int := 20000;
     v_key bigint;
+    v_ready bool := p_places && '{1,2,3}';
+    v_running bool := p_places && '{4}';
+    v_scheduled bool := p_places && '{0}';
+    v_ended bool := p_places && '{10,11,12}';
 BEGIN
     IF p_key IS NOT NULL THEN
         SELECT c.id INTO v_key FROM warp.conc_key c WHERE c.key = p_key;
@@ -357,18 +357,40 @@ BEGIN
             RETURN;
         END IF;
     END IF;
+    IF p_places IS NOT NULL AND v_few > (SELECT count(*) FROM (SELECT FROM (
+            SELECT FROM warp.ready s WHERE v_ready AND s.place = ANY (p_places)
+            UNION ALL SELECT FROM warp.running s WHERE v_running
+            UNION ALL SELECT FROM warp.waiting s WHERE v_scheduled AND s.place = 0
+            UNION ALL SELECT FROM warp.waiting s WHERE v_ready AND s.place = 2
+            UNION ALL SELECT FROM warp.ended s WHERE v_ended AND s.place = ANY (p_places)) s LIMIT v_few) c) THEN
+        RETURN QUERY
+        WITH s AS MATERIALIZED (
+            SELECT * FROM warp.ready s WHERE v_ready AND s.place = ANY (p_places)
+            UNION ALL SELECT * FROM warp.running s WHERE v_running
+            UNION ALL SELECT * FROM warp.waiting s WHERE v_scheduled AND s.place = 0
+            UNION ALL SELECT * FROM warp.waiting s WHERE v_ready AND s.place = 2 AND s.place = ANY (p_places)
+            UNION ALL SELECT * FROM warp.ended s WHERE v_ended AND s.place = ANY (p_places))
+        SELECT j.id, l.contract, l.queue, s.place, s.run, s.attempt, j.created_at, s.changed_at, s.due
+          FROM s
+         CROSS JOIN LATERAL (SELECT * FROM warp.job j WHERE j.handle = s.handle OFFSET 0) j
+         CROSS JOIN LATERAL (SELECT * FROM warp.lane l WHERE l.id = j.lane OFFSET 0) l
+         WHERE (p_contract IS NULL OR l.contract = p_contract) AND (p_queue IS NULL OR l.queue = p_queue)
+           AND (v_key IS NULL OR s.keys @> array[v_key]) AND (p_before IS NULL OR j.id < p_before)
+         ORDER BY j.id DESC LIMIT p_most;
+        RETURN;
+    END IF;
     RETURN QUERY
     SELECT j.id, l.contract, l.queue, s.place, s.run, s.attempt, j.created_at, s.changed_at, s.due
-      FROM (SELECT * FROM warp.ready WHERE v_ready
-            UNION ALL SELECT * FROM warp.waiting WHERE v_waiting
-            UNION ALL SELECT * FROM warp.running WHERE v_running
-            UNION ALL SELECT * FROM warp.ended WHERE v_ended) s
-      JOIN warp.job j ON j.handle = s.handle
+      FROM warp.job j
+     CROSS JOIN LATERAL (
+            SELECT * FROM warp.ready r WHERE r.handle = j.handle
+            UNION ALL SELECT * FROM warp.waiting w WHERE w.handle = j.handle
+            UNION ALL SELECT r.* FROM warp.host h JOIN warp.running r ON r.host = h.id AND r.handle = j.handle
+            UNION ALL SELECT * FROM warp.ended e WHERE e.handle = j.handle) s
       JOIN warp.lane l ON l.id = j.lane
-     WHERE (p_places IS NULL OR s.place = ANY (p_places))
-       AND (p_contract IS NULL OR l.contract = p_contract)
-       AND (p_queue IS NULL OR l.queue = p_queue)
+     WHERE j.id < coalesce(p_before, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
+       AND (p_places IS NULL OR s.place = ANY (p_places))
+       AND (p_contract IS NULL OR l.contract = p_contract) AND (p_queue IS NULL OR l.queue = p_queue)
        AND (v_key IS NULL OR s.keys @> array[v_key])
-       AND (p_before IS NULL OR j.id < p_before)
      ORDER BY j.id DESC LIMIT p_most;
 END $$;

@@ -33,5 +33,5 @@ async fn compare(seeds: Range<u64>) {
 
 #[tokio::test]
 async fn the_driver_does_what_the_model_does() {
-    compare(seeds(20)).await;
+    compare(seeds(12)).await;
 }

@@ -4,8 +4,8 @@
 //! - a command that changes anything is one statement, mostly a call of a function of the schema, and nothing waits
 //!   for a client in the middle of a transaction (slots.md C2);
 //! - a statement that has been sent runs to its end, whoever still listens;
-//! - with the ledger nothing needs a session: no lock, setting or prepared statement outlives a statement, so the
-//!   store works through a transaction-mode pooler.
+//! - with the ledger nothing needs a session, and under session locks nothing but a host does: no lock, setting or
+//!   prepared statement outlives a statement, so the store works through a transaction-mode pooler.
 //!
 //! What it deliberately does not do: render keys or read payloads in SQL.
 

@@ -204,6 +204,8 @@ fn a_transaction_pooler_carries_the_ledger_and_is_refused_under_session_locks() 
     at(&ground, &url, &["run", "--until-idle"]).good();
 
     assert_eq!(ground.run(&["locks", "set", "session"]).good(), "slots are made of session locks from now on\n");
+    let id = at(&ground, &url, &["enqueue", "c", "--payload", "{}", "--mutex", "k"]).good();
+    assert_eq!(at(&ground, &url, &["jobs", "list", "--json"]).json()[0]["id"], id.trim(), "whoever takes no slot needs no session");
     let stderr = at(&ground, &url, &["run", "--until-idle"]).bad(2);
     let last = stderr.lines().last().expect("a line");
     let expected = format!("error: failed to open the database: {} is behind a pooler in transaction mode (", shown(&url));

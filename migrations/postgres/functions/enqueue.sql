@@ -182,7 +182,7 @@ BEGIN
     -- The id first: a repeat of the very same call finds its own unique key taken by itself.
     SELECT array_agg(j.id ORDER BY n.at) INTO v_taken
       FROM unnest(p_ids) WITH ORDINALITY n (id, at) LEFT JOIN warp.job j ON j.id = n.id;
-    LOOP
+    FOR v_try IN 1 .. 1000 LOOP
         -- Waits for whoever takes or frees the same key just now.
         INSERT INTO warp.unique_key (key, job)
         SELECT DISTINCT ON (n.key COLLATE "C") n.key, n.handle
@@ -198,7 +198,10 @@ BEGIN
           LEFT JOIN warp.job j ON j.handle = u.job
           LEFT JOIN unnest(v_handles, p_ids) b (handle, id) ON b.handle = u.job;
         -- Whoever had a key may have ended between the two statements.
-        EXIT WHEN NOT v_is_open;
+        EXIT WHEN v_is_open IS NOT TRUE;
+        IF v_try = 1000 THEN
+            RAISE EXCEPTION 'a unique key belongs to no job';
+        END IF;
     END LOOP;
     -- In the order of the ids, as every batch does it: two with the same ids do not wait for each other in a circle.
     WITH written AS (
@@ -516,12 +519,14 @@ BEGIN
     IF v_policy IS NOT NULL THEN
         v_explicit := (warp.policy_ids(array[v_policy]))[1];
     END IF;
-    WHILE enqueue.unique_key IS NOT NULL LOOP
+    FOR v_try IN 1 .. CASE WHEN enqueue.unique_key IS NOT NULL THEN 1000 ELSE 0 END LOOP
         INSERT INTO warp.unique_key (key, job) VALUES (enqueue.unique_key, v_handle) ON CONFLICT (key) DO NOTHING;
         EXIT WHEN FOUND;
         SELECT j.id INTO v_other FROM warp.unique_key u JOIN warp.job j ON j.handle = u.job WHERE u.key = enqueue.unique_key;
         IF FOUND THEN
             RETURN v_other;
+        ELSIF v_try = 1000 THEN
+            RAISE EXCEPTION 'the unique key % belongs to no job', enqueue.unique_key;
         END IF;
     END LOOP;
     INSERT INTO warp.job (handle, id, created_at, lane, explicit, payload, metadata, trace_parent, unique_key)

@@ -42,25 +42,33 @@ impl Orphans {
         answer.await.unwrap_or_else(|_| Err(ended()))
     }
 
-    /// Completes when all have ended, or after this long.
+    /// Completes when all have ended, or after this long. Dropped, those that are left are waited for the next time.
     pub(crate) async fn wait(&self, patience: Duration) {
-        let mut left = std::mem::take(&mut *self.locked());
-        if left.is_empty() {
-            return;
-        }
+        let mut left = Left { orphans: self, tasks: std::mem::take(&mut *self.locked()) };
         let all = async {
-            while let Some(task) = left.last_mut() {
+            while let Some(task) = left.tasks.last_mut() {
                 // It ended, if only by a panic.
                 let _ = task.await;
-                left.pop();
+                left.tasks.pop();
             }
         };
         let _ = tokio::time::timeout(patience, all).await;
-        self.locked().append(&mut left);
     }
 
     fn locked(&self) -> std::sync::MutexGuard<'_, Vec<JoinHandle<()>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Those that are being waited for.
+struct Left<'a> {
+    orphans: &'a Orphans,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+impl Drop for Left<'_> {
+    fn drop(&mut self) {
+        self.orphans.locked().append(&mut self.tasks);
     }
 }
 
@@ -76,5 +84,35 @@ impl Drop for Guard<'_> {
             orphans.retain(|orphan| !orphan.is_finished());
             orphans.push(task);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+    use tokio::sync::Notify;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_goes_on_without_its_caller_is_waited_for() {
+        let orphans = Orphans::default();
+        let (gate, ended) = (std::sync::Arc::new(Notify::new()), std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false)));
+        let work = {
+            let (gate, ended) = (gate.clone(), ended.clone());
+            async move {
+                gate.notified().await;
+                ended.store(true, std::sync::atomic::Ordering::SeqCst);
+                Ok(())
+            }
+        };
+        assert!(orphans.run(work).now_or_never().is_none(), "its caller goes away");
+        assert!(orphans.wait(Duration::from_secs(60)).now_or_never().is_none(), "somebody waits, and goes away too");
+        gate.notify_one();
+        orphans.wait(Duration::from_secs(60)).await;
+        assert!(ended.load(std::sync::atomic::Ordering::SeqCst), "it has run to its end");
+        assert!(orphans.wait(Duration::from_secs(60)).now_or_never().is_some(), "nobody is left");
+        let heard = orphans.run(async { Ok(7) }).await.map_err(|fault| fault.text().to_owned());
+        assert_eq!((heard, orphans.locked().len()), (Ok(7), 0), "whose caller is there is no orphan");
     }
 }

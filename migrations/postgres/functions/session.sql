@@ -337,17 +337,23 @@ BEGIN
     RETURN v_woken;
 END $$;
 
--- Who holds a key, for the history of a job that was refused there: the oldest of the runs that were claimed before it, and
--- are not refused with it. A lock outlives its holder's row, from the commit of the end to the unlock: then it is who ended
--- last with the key, if that is among the last few hundred ends; else NULL, or whoever runs with the key by now.
--- The running rows of all hosts; ended_at backwards, so far and no further; primary key of job.
-CREATE OR REPLACE FUNCTION warp.session_holder(p_key bigint, p_token bigint, p_parks jsonb) RETURNS text LANGUAGE plpgsql AS $$
+-- Who holds a key, for the history of a job that was refused there: of the host whose session has the lock, the run that was
+-- claimed first and is not refused with it. A lock outlives its holder's row, from the commit of the end to the unlock, and
+-- may be gone by now: then it is who ended last with the key, if that is among the last few hundred ends; else whoever runs
+-- with it, or NULL. The locks; the running rows of all hosts; ended_at backwards, so far and no further; primary key of job.
+CREATE OR REPLACE FUNCTION warp.session_holder(p_key bigint, p_parks jsonb) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
     v_refused bigint[] := array(SELECT (p ->> 1)::bigint FROM jsonb_array_elements(p_parks) p);
     v_job bigint;
 BEGIN
-    SELECT r.handle INTO v_job FROM warp.running r
-     WHERE r.keys @> array[p_key] AND r.token < p_token AND r.token <> ALL (v_refused) ORDER BY r.token LIMIT 1;
+    SELECT r.handle INTO v_job
+      FROM warp.conc_key c
+      JOIN pg_catalog.pg_locks l ON (l.classid::bigint << 32) | l.objid::bigint = warp.lock_number(c.key, NULL)
+      JOIN warp.host h ON h.lock_backend = l.pid
+      JOIN warp.running r ON r.host = h.id
+     WHERE c.id = p_key AND l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted
+       AND l.database = (SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = current_database())
+       AND r.keys @> array[p_key] AND r.token <> ALL (v_refused) ORDER BY r.token LIMIT 1;
     IF NOT FOUND THEN
         -- `settled` is the token of a run; whoever was skipped itself has none.
         SELECT e.handle INTO v_job
@@ -396,7 +402,7 @@ BEGIN
             v_row.place := 2;
             PERFORM warp.leave(v_row, jsonb_build_object('to', 'cancelled', 'by', v_by), NULL, p_now);
         ELSIF (v_park ->> 4)::bool THEN
-            v_holder := warp.session_holder((v_park ->> 2)::bigint, (v_park ->> 1)::bigint, p_parks);
+            v_holder := warp.session_holder((v_park ->> 2)::bigint, p_parks);
             v_skipped := v_skipped + 1;
             v_row.place := 12;
             IF v_row.is_unique THEN

@@ -18,6 +18,7 @@ on_session_locks! {
     a_mutex_holds_across_two_processes_and_nobody_is_refused_again_and_again
     a_mutex_holds_where_neither_process_can_hold_every_key
     a_semaphore_of_three_is_filled_and_never_exceeded
+    skip_deletes_the_surplus_and_names_who_was_in_the_way
 }
 
 const KEYS: usize = 8;

@@ -11,3 +11,4 @@ mod poolers;
 mod processes;
 mod session;
 mod tls;
+mod upkeep;

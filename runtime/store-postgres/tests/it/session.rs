@@ -142,6 +142,8 @@ async fn a_transaction_pooler_is_refused() {
     let commands = PostgresStore::open(OpenOptions { hosting: false, ..options }).await.expect("open for commands");
     let commands = World::new(Subject { store: Arc::new(commands), keep: Box::new(()) });
     let ids = commands.enqueue_many("c", 2).await;
+    commands.store.changed().await;
+    assert!(commands.store.polling().longest <= Duration::from_secs(3), "what others do is found by polling");
     assert_eq!(behind.claim_ids(&host, 1).await, [ids[0]]);
     let seen = commands.store.keys(10).await.expect("keys");
     assert_eq!(

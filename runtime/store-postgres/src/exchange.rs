@@ -345,6 +345,8 @@ impl Ends {
     async fn of(exchange: Exchange<'_>, settles: &[Settle]) -> Result<Self, Fault> {
         let mut ends = Ends::default();
         let mut first = HashMap::with_capacity(settles.len());
+        let mut of_job: HashMap<JobHandle, u32> = HashMap::with_capacity(settles.len());
+        settles.iter().for_each(|settle| *of_job.entry(settle.handle).or_default() += 1);
         for (at, settle) in settles.iter().enumerate() {
             match first.entry((settle.handle, settle.token)) {
                 Entry::Occupied(first) => {
@@ -355,14 +357,17 @@ impl Ends {
                 Entry::Vacant(place) => drop(place.insert(at)),
             }
             let ord = i32::try_from(at).unwrap_or(i32::MAX);
+            // Of two ends of one job the earlier, a repeat, is recognised only before the later has been written.
+            let in_turn = of_job.get(&settle.handle).is_some_and(|ends| *ends > 1);
             match codec::check_settle(settle) {
                 Ok(()) => {
-                    ends.push(ord, settle);
+                    ends.push(ord, settle, in_turn);
                     ends.push_children(exchange, ord, settle).await?;
                     ends.verdicts.push(SettleVerdict::Settled);
                 }
                 Err(reason) => {
-                    ends.push(ord, &Settle { took: settle.took, ..unacceptable(settle.handle, settle.token, &poison(&reason)) });
+                    let bare = Settle { took: settle.took, ..unacceptable(settle.handle, settle.token, &poison(&reason)) };
+                    ends.push(ord, &bare, in_turn);
                     ends.verdicts.push(SettleVerdict::Poison);
                 }
             }
@@ -370,7 +375,8 @@ impl Ends {
         Ok(ends)
     }
 
-    fn push(&mut self, ord: i32, settle: &Settle) {
+    /// `in_turn`: it must be looked at in the order of the batch.
+    fn push(&mut self, ord: i32, settle: &Settle, in_turn: bool) {
         let Settle { handle, token, ending, on_conflict, output, children, state, took } = settle;
         let took = micros(*took);
         for line in &output.lines {
@@ -385,6 +391,7 @@ impl Ends {
             && children.is_empty()
             && state.is_empty()
             && !says_more
+            && !in_turn
         {
             self.ords.push(ord);
             self.jobs.push(handle.0);

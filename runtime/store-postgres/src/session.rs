@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tokio::sync::{Mutex as AsyncMutex, Notify};
+use tokio::sync::{Mutex as AsyncMutex, Notify, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use warp_domain::policy::Mode;
@@ -44,6 +44,8 @@ const RIDE: Duration = Duration::from_millis(5);
 const MOST_FAILURES: u32 = 3;
 /// Statements of one exchange: what is given back is claimed anew, and what that refuses is looked at.
 const MOST_ROUNDS: usize = 4;
+/// How soon the keeper looks again where an exchange was under way.
+const BUSY: Duration = Duration::from_millis(20);
 /// The pause between two tries to open a session.
 const RETRY: Duration = Duration::from_millis(500);
 
@@ -64,6 +66,11 @@ pub(crate) struct Host {
     state: AsyncMutex<State>,
     /// The keeper should look.
     poke: Notify,
+    /// Runs that hold slots and that somebody was told of. Apart from `state`, which an exchange may hold for long: they
+    /// are stopped at the moment in which their session is lost.
+    running: Mutex<HashMap<ClaimToken, JobHandle>>,
+    /// Tells when the session is gone; for the same reason.
+    session_lost: Mutex<Option<watch::Receiver<bool>>>,
     /// Runs whose slots are gone, until somebody has heard of them.
     lost: Mutex<Vec<CancelSignal>>,
     was_lost: Notify,
@@ -82,8 +89,6 @@ struct State {
     /// A new session takes nothing before this (A13b).
     not_before: Instant,
     unstarted: HashMap<ClaimToken, Unstarted>,
-    /// Runs that hold slots and that somebody was told of.
-    running: HashMap<ClaimToken, JobHandle>,
     /// Runs that have their slots and that nobody was told of yet.
     started: Vec<Unstarted>,
     failures: u32,
@@ -121,7 +126,6 @@ impl Host {
             session: None,
             not_before: now,
             unstarted: HashMap::new(),
-            running: HashMap::new(),
             started: Vec::new(),
             failures: 0,
             born: now,
@@ -135,6 +139,8 @@ impl Host {
             changes,
             state: AsyncMutex::new(state),
             poke: Notify::new(),
+            running: Mutex::default(),
+            session_lost: Mutex::default(),
             lost: Mutex::default(),
             was_lost: Notify::new(),
             keeper: Mutex::default(),
@@ -196,6 +202,7 @@ impl Host {
             Err(fault) => {
                 if fault.kind() == StoreErrorKind::HostLost {
                     state.lapse();
+                    self.running().clear();
                 }
                 return Err(fault);
             }
@@ -207,7 +214,7 @@ impl Host {
         }
         let mut started = Vec::new();
         for (settle, verdict) in params.settles.iter().zip(&exchanged.settled) {
-            state.running.remove(&settle.token);
+            self.running().remove(&settle.token);
             match verdict {
                 SettleVerdict::Late => state.table.withdraw(settle.token, now),
                 _ => started.extend(state.table.settled(settle.token, now)),
@@ -219,8 +226,13 @@ impl Host {
             state.table.parked(KeyId(key));
         }
         self.drive(state).await;
+        if state.session.as_ref().is_some_and(LockSession::is_lost) {
+            // Their slots are gone already: they ask the next session instead of beginning.
+            self.lose(state);
+        }
+        let mut running = self.running();
         for Unstarted { claimed, ask: _ } in std::mem::take(&mut state.started) {
-            state.running.insert(claimed.token, claimed.handle);
+            running.insert(claimed.token, claimed.handle);
             exchanged.claimed.push(claimed);
         }
         Ok(exchanged)
@@ -245,9 +257,8 @@ impl Host {
         }
         // A grant whose caller has gone before it heard of it.
         let known: std::collections::HashSet<_> = known.iter().map(|(_, token)| *token).collect();
-        let gone: Vec<_> = state.running.keys().filter(|token| !known.contains(token)).copied().collect();
-        for token in gone {
-            state.running.remove(&token);
+        let gone: Vec<_> = self.running().extract_if(|token, _| !known.contains(token)).collect();
+        for (token, _) in gone {
             state.table.withdraw(token, now);
         }
         self.poke.notify_one();
@@ -288,6 +299,7 @@ impl Host {
         match LockSession::open(&self.connector, self.core.db.schema()).await {
             Ok(session) => {
                 self.tell_backend(session.backend()).await;
+                *self.session_lost.lock().unwrap_or_else(PoisonError::into_inner) = Some(session.lost());
                 state.session = Some(session);
                 state.failures = 0;
                 // The keeper watches it from now on.
@@ -309,14 +321,33 @@ impl Host {
         }
     }
 
-    /// A13.
+    fn running(&self) -> std::sync::MutexGuard<'_, HashMap<ClaimToken, JobHandle>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A13: names every run that somebody was told of, without waiting for the exchange that may be under way.
+    fn stop_running(&self) {
+        let stopped: Vec<_> = self.running().drain().map(|(token, handle)| CancelSignal { handle, token }).collect();
+        self.tell_lost(stopped);
+    }
+
+    fn tell_lost(&self, stopped: Vec<CancelSignal>) {
+        if !stopped.is_empty() {
+            self.lost.lock().unwrap_or_else(PoisonError::into_inner).extend(stopped);
+            // One permit, for a listener that is between two waits.
+            self.was_lost.notify_one();
+        }
+    }
+
+    /// A13: what the table knows of the lost session.
     fn lose(&self, state: &mut State) {
         state.session = None;
+        *self.session_lost.lock().unwrap_or_else(PoisonError::into_inner) = None;
         state.not_before = Instant::now() + NOTICE + STOP;
         let stopped = state.table.lost();
         let mut lost = Vec::new();
         for token in stopped {
-            if let Some(handle) = state.running.remove(&token) {
+            if let Some(handle) = self.running().remove(&token) {
                 lost.push(CancelSignal { handle, token });
             } else if let Some(at) = state.started.iter().position(|unstarted| unstarted.claimed.token == token) {
                 // Nobody has begun it: it asks the next session.
@@ -325,10 +356,7 @@ impl Host {
                 state.unstarted.insert(token, unstarted);
             }
         }
-        if !lost.is_empty() {
-            self.lost.lock().unwrap_or_else(PoisonError::into_inner).extend(lost);
-            self.was_lost.notify_waiters();
-        }
+        self.tell_lost(lost);
     }
 
     /// Takes the table's calls to the lock session until it has none.
@@ -407,9 +435,11 @@ impl Host {
 async fn keep(host: Weak<Host>) {
     loop {
         let Some(strong) = host.upgrade() else { return };
-        let (lost, look) = {
-            let state = strong.state.lock().await;
-            (state.session.as_ref().map(LockSession::lost), state.next_look())
+        let lost = strong.session_lost.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        // An exchange that is under way looks itself when it ends.
+        let look = match strong.state.try_lock() {
+            Ok(state) => state.next_look(),
+            Err(_) => Some(Instant::now() + BUSY),
         };
         let lost = async {
             match lost {
@@ -424,7 +454,10 @@ async fn keep(host: Weak<Host>) {
             }
         };
         let is_due = tokio::select! {
-            () = lost => true,
+            () = lost => {
+                strong.stop_running();
+                true
+            }
             () = look => true,
             () = strong.poke.notified() => false,
         };
@@ -486,7 +519,6 @@ impl State {
         self.table.take_due();
         self.unstarted.clear();
         self.started.clear();
-        self.running.clear();
         self.session = None;
     }
 

@@ -111,7 +111,8 @@ fn distribution(sorted: &[f64]) -> Vec<[f64; 2]> {
         return Vec::new();
     }
     let coarse = (0..50).map(|step| f64::from(step) / 50.0);
-    let fine = (0..=18).map(|step| 1.0 - 0.02 * 0.7_f64.powi(step));
+    // The first step would repeat the last coarse one.
+    let fine = (1..=18).map(|step| 1.0 - 0.02 * 0.7_f64.powi(step));
     let parts = coarse.chain(fine).chain(std::iter::once(1.0));
     parts.filter_map(|part| quantile(sorted, part).map(|value| [value, part])).collect()
 }

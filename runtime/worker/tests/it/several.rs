@@ -53,10 +53,9 @@ async fn a_keyed_end_does_not_wait_for_the_batch_before_it() {
     let keyed_ones = world.add_many("k", 3).await;
     world.until("seven runs", || gate.came() == 6 && keyed.came() == 1).await;
     let answer = Arc::new(Semaphore::new(0));
-    world.fault("exchange", Fault::Held(answer.clone(), None), 1);
-    let before = world.count("exchange");
+    world.fault("ends", Fault::Held(answer.clone(), None), 1);
     gate.open(6);
-    world.until("the batch", || world.count("exchange") > before).await;
+    world.until("the batch", || world.count("ends") > 0).await;
     keyed.open(3);
     world.all(&keyed_ones, State::Completed).await;
     assert!(plain_ones.len() > world.look(|model| model.counters.get("stats:succeeded").copied().unwrap_or(0)) as usize - 3);
@@ -74,10 +73,9 @@ async fn an_idle_worker_does_not_wait_for_somebody_elses_end() {
     world.until("the run", || gate.came() == 1).await;
     // Its end goes out and hangs.
     let answer = Arc::new(Semaphore::new(0));
-    world.fault("exchange", Fault::Held(answer.clone(), None), 1);
-    let before = world.count("exchange");
+    world.fault("ends", Fault::Held(answer.clone(), None), 1);
     gate.open(1);
-    world.until("the end on its way", || world.count("exchange") > before).await;
+    world.until("the end on its way", || world.count("ends") > 0).await;
     let second = world.add("b").await;
     tokio::time::timeout(Duration::from_secs(2), world.one(second, State::Completed)).await.expect("claimed beside it");
     answer.add_permits(1);

@@ -87,7 +87,7 @@ fn every_interleaving_keeps_every_promise() {
 
 /// Of all cases, or of the one that `WARP_CASE` names.
 #[test]
-#[ignore = "minutes; part of a soak"]
+#[ignore = "minutes; `cargo xtask soak interleavings` runs it"]
 fn every_interleaving_of_large_cases_keeps_every_promise() {
     let only = std::env::var("WARP_CASE").ok();
     let cases: Vec<_> = large().into_iter().filter(|case| only.as_ref().is_none_or(|only| case.name == only)).collect();
@@ -160,7 +160,7 @@ fn broken_rules_show_in_their_case() {
 }
 
 #[test]
-#[ignore = "a minute; part of a soak"]
+#[ignore = "a minute; `cargo xtask soak interleavings` runs it"]
 fn broken_rules_show_in_a_large_case() {
     check_mutations(SLOW);
 }

@@ -21,6 +21,8 @@
 //!   keeps its keys whether or not its contract is served just now: a host that restarts must not cost it its turn;
 //! - a candidate comes through a host that has published its contract, so whoever is parked counts;
 //! - a start that was reserved gets its token on its slot rows;
+//! - a candidate may wait [locally](Candidate::local), and waiters be [taken](Ledger::take_waiters), only by a host that
+//!   holds a slot of the key by a run of its own; the job is its run then, without a slot row;
 //! - whoever leaves is [`Ledger::release`]d; a job that keeps its place ([`keeps_ticket_on_retry`]) is
 //!   [`Ledger::block`]ed before that when its run ends and it does not (retry, snooze, hand-back, rescue), and
 //!   [`Ledger::unblock`]ed before that when it ends without running again (delete, cancel);
@@ -113,6 +115,8 @@ pub struct Candidate {
     pub reserved: bool,
     /// Whether it has been started or parked before. Skip is decided once, before that.
     pub has_started: bool,
+    /// Whether the host that asks holds a slot of its one key and would take one more job that waits inside it (B8).
+    pub local: bool,
 }
 
 /// Why a job cannot start on a key now.
@@ -155,6 +159,8 @@ pub enum Verdict {
         /// Why.
         refusal: Refusal,
     },
+    /// It waits inside the host for a slot that the host holds (B8).
+    WaitLocally,
     /// It is deleted, and `holder` is the proof.
     Skip {
         /// The full key.
@@ -196,6 +202,15 @@ pub enum Effect {
     Free {
         /// The job.
         job: JobHandle,
+    },
+    /// The slot row of `from` is the one of `to` from here on; its token goes with it.
+    Pass {
+        /// The key.
+        key: KeyId,
+        /// Whose it was.
+        from: JobHandle,
+        /// Whose it is.
+        to: JobHandle,
     },
     /// A first-in-first-out job started without having waited. Its place in line belongs on its row all the
     /// same: a retry that keeps the key must stand in front of those who queued behind this start.
@@ -329,6 +344,15 @@ impl KeyState {
         }
     }
 
+    /// Whether a job of this stamped limit may wait inside a host for one of the slots that the host holds (B8): every
+    /// slot of the key was taken under that limit, no operator's limit is in force, and nobody keeps the key through a
+    /// retry delay. So the slot that it gets is one that it could have been given.
+    fn passes_inside(&self, stamped: u32, rules: Rules) -> bool {
+        let alike = self.slots.iter().all(|slot| slot.limit == stamped) || !rules.hold(Rule::PassBetweenLikes);
+        let unlimited = self.admin_limit.is_none() || !rules.hold(Rule::PassWithoutAdminLimit);
+        alike && unlimited && self.blockers.is_empty()
+    }
+
     fn take(&mut self, key: KeyId, slot: &Slot, weight: u32, effects: &mut Vec<Effect>) {
         let mut taken: Vec<_> = self.slots.iter().map(|slot| slot.number).collect();
         taken.sort_unstable();
@@ -421,6 +445,9 @@ impl Ledger {
                 if !rules.hold(Rule::AllKeysOrNone) {
                     self.take_all(candidate, &candidate.wants[..at]);
                 }
+                if self.waits_locally(candidate, want, &refusal) {
+                    return Verdict::WaitLocally;
+                }
                 return self.refuse(candidate, want, refusal);
             }
         }
@@ -451,6 +478,35 @@ impl Ledger {
             self.effects.push(Effect::Free { job });
         }
         holds
+    }
+
+    /// B8. A full key refuses it, nobody who is older waits (that would be [`Refusal::Behind`]), and its host has a slot
+    /// that will come to it. Skip is decided before.
+    fn waits_locally(&mut self, candidate: &Candidate, want: &Want, refusal: &Refusal) -> bool {
+        let rules = self.rules;
+        let plain = candidate.wants.len() == 1 && want.weight == 1 && candidate.order == Order::Any;
+        let may_skip = candidate.mode == Mode::Skip && !candidate.has_started;
+        let full = matches!(refusal, Refusal::Full { .. });
+        candidate.local && plain && !may_skip && full && self.state(want.key).passes_inside(want.limit, rules)
+    }
+
+    /// B8: takes up to `most` of the oldest waiters out of the line, in its order, for a host that holds a slot of the
+    /// key: as far as they may pass inside a host and `may` agrees to each. Nobody behind one who may not is taken.
+    pub fn take_waiters(&mut self, key: KeyId, most: usize, may: impl Fn(&Waiter) -> bool) -> Vec<Waiter> {
+        let rules = self.rules;
+        let state = self.state(key);
+        let fit = |waiter: &Waiter| waiter.weight == 1 && !waiter.several_keys && waiter.claimable && may(waiter);
+        let taken = state.line.iter().take(most).take_while(|waiter| fit(waiter) && state.passes_inside(waiter.limit, rules)).count();
+        state.line.drain(..taken).collect()
+    }
+
+    /// B8: the slot of a run whose host has begun a local waiter in its place goes to that one; whether there was such a
+    /// slot. The number of slots stays what it is, so nobody else is affected and nothing is handed on.
+    pub fn pass(&mut self, key: KeyId, from: JobHandle, to: JobHandle) -> bool {
+        let Some(slot) = self.state(key).slots.iter_mut().find(|slot| slot.job == from && !slot.reserved) else { return false };
+        slot.job = to;
+        self.effects.push(Effect::Pass { key, from, to });
+        true
     }
 
     fn take_all(&mut self, candidate: &Candidate, wants: &[Want]) {
@@ -709,6 +765,10 @@ mod rules {
         FifoKeepsItsTicket,
         /// Nobody overtakes an older waiter that could not start.
         HeadOfLine,
+        /// B8: a slot passes on inside a host only between jobs of one stamped limit.
+        PassBetweenLikes,
+        /// B8: nobody waits inside a host for a key that an operator has limited.
+        PassWithoutAdminLimit,
     }
 
     /// Which rules are in force: all of them, but for a mutation test.
@@ -752,6 +812,7 @@ mod tests {
             ticket,
             reserved,
             has_started: ticket.is_some(),
+            local: false,
         }
     }
 
@@ -840,6 +901,59 @@ mod tests {
             assert_eq!(ledger.key(K).expect("loaded").slots[0].job, JobHandle(2));
             assert!(ledger.keys_to_reload().is_empty());
         }
+    }
+
+    /// A local waiter neither takes a slot nor stands in line; the pass re-points the slot and frees nothing.
+    #[test]
+    fn a_slot_passes_inside_a_host_without_coming_free() {
+        let mut ledger = Ledger::new(BTreeMap::new(), 1);
+        assert_eq!(ledger.claim(&any(1, 1, 1)), Verdict::Start);
+        let waits = |job| Candidate { local: true, ..any(job, 1, 1) };
+        assert_eq!(ledger.claim(&waits(2)), Verdict::WaitLocally);
+        parked(ledger.claim(&any(3, 1, 1)));
+        parked(ledger.claim(&waits(4)));
+        ledger.take_effects();
+        assert!(ledger.pass(K, JobHandle(1), JobHandle(2)));
+        ledger.release(JobHandle(1), &[K]);
+        assert_eq!(ledger.take_effects(), [Effect::Pass { key: K, from: JobHandle(1), to: JobHandle(2) }]);
+        assert!(!ledger.pass(K, JobHandle(1), JobHandle(9)), "it has no slot any more");
+        assert_eq!(ledger.take_waiters(K, 9, |_| true).iter().map(|waiter| waiter.job.0).collect::<Vec<_>>(), [3, 4]);
+        ledger.release(JobHandle(2), &[K]);
+        assert_eq!(ledger.take_effects(), [Effect::Free { job: JobHandle(2) }], "nobody is left in line");
+    }
+
+    #[test]
+    fn nobody_waits_inside_a_host_where_the_slot_could_not_be_his() {
+        let waits = |job, limit, weight| Candidate { local: true, ..any(job, limit, weight) };
+        let held = || {
+            let mut ledger = Ledger::new(BTreeMap::new(), 1);
+            assert_eq!(ledger.claim(&any(1, 1, 1)), Verdict::Start);
+            ledger
+        };
+        // Of another limit: neither when it comes, nor out of the line.
+        let mut ledger = held();
+        parked(ledger.claim(&waits(2, 2, 1)));
+        assert_eq!(ledger.take_waiters(K, 9, |_| true), []);
+        // Whose place in line is kept.
+        parked(held().claim(&Candidate { order: Order::Fifo, ..waits(2, 1, 1) }));
+        // Under an operator's limit.
+        let mut ledger = held();
+        ledger.set_admin_limit(K, Some(1));
+        parked(ledger.claim(&waits(2, 1, 1)));
+        assert_eq!(ledger.take_waiters(K, 9, |_| true), []);
+        // While somebody keeps the key through a retry delay.
+        let mut ledger = held();
+        parked(ledger.claim(&any(2, 1, 1)));
+        ledger.block(JobHandle(7), 99, &[K]);
+        assert_eq!(ledger.take_waiters(K, 9, |_| true), []);
+        // Surplus work is deleted, wherever it could wait.
+        let skips = held().claim(&Candidate { mode: Mode::Skip, ..waits(2, 1, 1) });
+        assert!(matches!(skips, Verdict::Skip { .. }), "{skips:?}");
+        // And nobody behind one who may not.
+        let mut ledger = held();
+        (2..=4).for_each(|job| drop(parked(ledger.claim(&any(job, 1, 1)))));
+        let taken = ledger.take_waiters(K, 9, |waiter| waiter.job != JobHandle(3));
+        assert_eq!(taken.iter().map(|waiter| waiter.job.0).collect::<Vec<_>>(), [2]);
     }
 
     #[test]

@@ -23,7 +23,8 @@ use warp_domain::resolve::resolve;
 use warp_domain::{ClaimToken, HostId, JobHandle, JobId, UnixMillis};
 use warp_store::codec::{self, JsonPayload};
 use warp_store::{
-    ClaimParams, Claimed, ExchangeParams, Exchanged, Lane, RunOutput, Settle, SettleVerdict, StateChange, StateWrite, StoreErrorKind,
+    ClaimParams, Claimed, ExchangeParams, Exchanged, HandOff, Lane, RunOutput, Settle, SettleVerdict, StateChange, StateWrite,
+    StoreErrorKind,
 };
 
 use crate::call::{Db, Sql, get, get_id};
@@ -109,7 +110,11 @@ impl Exchange<'_> {
             Err(fault) if !params.settles.is_empty() && cannot_be_stored(&fault) => {
                 tracing::warn!(error = fault.text(), ends = params.settles.len(), "a batch of ends was refused; writing it in parts");
                 let settled = self.in_parts(&params).await?;
-                let claim = ExchangeParams { settles: Arc::new([]), ..params };
+                let claim = ExchangeParams {
+                    settles: Arc::new([]),
+                    hand_off: HandOff { passes: Arc::new([]), ..params.hand_off.clone() },
+                    ..params
+                };
                 Ok(Exchanged { settled, ..self.at_once(&claim).await? })
             }
             answer => answer,
@@ -117,7 +122,7 @@ impl Exchange<'_> {
     }
 
     async fn at_once(self, params: &ExchangeParams) -> Result<Exchanged, Fault> {
-        let ExchangeParams { host, now, settles, claim } = params;
+        let ExchangeParams { host, now, settles, claim, hand_off } = params;
         let lanes = match claim {
             Some(claim) => Lanes::of(self, claim).await?,
             None => Lanes::default(),
@@ -204,7 +209,8 @@ impl Exchange<'_> {
     }
 
     async fn ends_only(self, params: &ExchangeParams, settles: &[Settle]) -> Result<Vec<SettleVerdict>, Fault> {
-        let params = ExchangeParams { host: params.host, now: params.now, settles: settles.into(), claim: None };
+        let params =
+            ExchangeParams { host: params.host, now: params.now, settles: settles.into(), claim: None, hand_off: HandOff::default() };
         Ok(Box::pin(self.at_once(&params)).await?.settled)
     }
 
@@ -735,6 +741,7 @@ impl Started {
             stamp,
             keyed: self.keyed,
             fence: self.keyed.then(|| self.token.0.unsigned_abs().saturating_mul(FENCES)),
+            local: None,
             created_at: UnixMillis(self.created_at),
             claimed_at: now,
         })

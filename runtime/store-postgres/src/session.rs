@@ -27,7 +27,7 @@ use tokio::time::Instant;
 use warp_domain::policy::Mode;
 use warp_domain::session::{Ask, Bounds, Due, Reading, Started, Table, Wake, Want};
 use warp_domain::{ClaimToken, HostId, JobHandle, KeyId, UnixMillis};
-use warp_store::{CancelSignal, ClaimParams, Claimed, ExchangeParams, Exchanged, SettleVerdict, StoreErrorKind};
+use warp_store::{CancelSignal, ClaimParams, Claimed, ExchangeParams, Exchanged, HandOff, SettleVerdict, StoreErrorKind};
 
 use crate::Core;
 use crate::call::Sql;
@@ -165,7 +165,7 @@ impl Host {
                 break;
             }
             let claim = Some(ClaimParams { lanes: lanes.clone(), max: left });
-            let again = ExchangeParams { settles: Arc::new([]), claim, ..params };
+            let again = ExchangeParams { settles: Arc::new([]), claim, hand_off: HandOff::default(), ..params };
             match self.round(state, &again).await {
                 Ok(more) => add(&mut exchanged, more),
                 // What came before is committed; whatever this is, the next exchange meets it too.

@@ -10,7 +10,7 @@ use warp_domain::ending::Ending;
 use warp_domain::policy::{Concurrency, ConcurrencyKind, Declared, Mode, OnRetry, Order};
 use warp_domain::resolve::Declarations;
 use warp_domain::{Digest, JobId, UnixMillis};
-use warp_store::{ClaimParams, ExchangeParams, HostInfo, Lane, NewJob, RunOutput, Served, Settle, Store};
+use warp_store::{ClaimParams, ExchangeParams, HandOff, HostInfo, Lane, NewJob, RunOutput, Served, Settle, Store};
 use warp_store_sqlite::{OpenOptions, SqliteStore};
 
 type Error = Box<dyn std::error::Error>;
@@ -61,7 +61,9 @@ async fn measure(jobs: u128, batch: u32, keys: u128) -> Result<(), Error> {
     let (mut settles, mut done, mut exchanges) = (Vec::new(), 0u128, 0u32);
     while done < jobs {
         let claim = Some(ClaimParams { lanes: lanes.clone(), max: batch });
-        let exchanged = store.exchange(ExchangeParams { host, now, settles: std::mem::take(&mut settles).into(), claim }).await?;
+        let exchanged = store
+            .exchange(ExchangeParams { host, now, settles: std::mem::take(&mut settles).into(), claim, hand_off: HandOff::default() })
+            .await?;
         done += exchanged.settled.len() as u128;
         exchanges += 1;
         settles.extend(exchanged.claimed.iter().map(|claimed| Settle {

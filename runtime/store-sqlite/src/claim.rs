@@ -378,6 +378,7 @@ impl Claim<'_> {
                     ticket: found.row.ticket,
                     reserved: found.row.place == Place::Reserved,
                     has_started: found.row.has_started(),
+                    local: false,
                 })
             }
         };
@@ -435,6 +436,7 @@ impl Claim<'_> {
             stamp,
             keyed: !row.keys.is_empty(),
             fence: (!row.keys.is_empty()).then_some(token.unsigned_abs()),
+            local: None,
             created_at,
             claimed_at: self.now,
         };

@@ -6,7 +6,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use warp_domain::ending::State;
-use warp_store::{ClaimParams, CommandVerdict, ExchangeParams};
+use warp_store::{ClaimParams, CommandVerdict, ExchangeParams, HandOff};
 
 use crate::world::{World, done, gated, mutex, plain, retry_at, settle};
 
@@ -30,7 +30,7 @@ pub async fn a_dropped_call_is_done_or_not_begun(world: World) {
         ids.extend(jobs.iter().map(|job| job.id));
         poll_and_drop(world.store.enqueue(jobs, world.now()), round % 12).await;
         let claim = Some(ClaimParams { lanes: host.lanes.clone(), max: 2 });
-        let params = ExchangeParams { host: host.id, now: world.now(), settles: Vec::new().into(), claim };
+        let params = ExchangeParams { host: host.id, now: world.now(), settles: Vec::new().into(), claim, hand_off: HandOff::default() };
         poll_and_drop(world.store.exchange(params), (round * 7) % 12).await;
     }
     // Whatever the dropped exchanges claimed belongs to this host, which knows none of it.

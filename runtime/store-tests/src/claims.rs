@@ -7,7 +7,7 @@ use warp_domain::ending::State;
 use warp_domain::policy::{Declared, Source, Timeout, TimeoutMode};
 use warp_domain::resolve::Declarations;
 use warp_domain::{Digest, HostId};
-use warp_store::{ClaimParams, CommandVerdict, ExchangeParams, NewJob, StoreErrorKind, Waiting};
+use warp_store::{ClaimParams, CommandVerdict, ExchangeParams, HandOff, NewJob, StoreErrorKind, Waiting};
 
 use crate::world::{World, done, gated, hand_back, mutex, plain, retries, retry_at, settle};
 
@@ -82,6 +82,7 @@ pub async fn a_host_without_registration_is_told_so(world: World) {
             now: world.now(),
             settles: settles.into(),
             claim: Some(ClaimParams { lanes: host.lanes.clone(), max: 1 }),
+            hand_off: HandOff::default(),
         };
         let error = world.store.exchange(params(vec![settle(&claimed, done())])).await.expect_err("not registered");
         assert_eq!(error.kind(), StoreErrorKind::HostLost);

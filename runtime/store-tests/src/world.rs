@@ -11,7 +11,7 @@ use warp_domain::policy::{Concurrency, ConcurrencyKind, Declared, Mode, OnRetry,
 use warp_domain::resolve::Declarations;
 use warp_domain::{ClaimToken, Digest, HostId, JobHandle, JobId, UnixMillis};
 use warp_store::{
-    ClaimParams, Claimed, CommandVerdict, EnqueueVerdict, ExchangeParams, Exchanged, HostInfo, JobDetails, KeySeen, Lane, NewJob,
+    ClaimParams, Claimed, CommandVerdict, EnqueueVerdict, ExchangeParams, Exchanged, HandOff, HostInfo, JobDetails, KeySeen, Lane, NewJob,
     RenewParams, Renewed, RunOutput, Served, Settle, SettleVerdict, Store, Waiting,
 };
 
@@ -121,7 +121,7 @@ impl World {
     /// One round trip.
     pub async fn exchange(&self, host: &Host, settles: Vec<Settle>, max: u32) -> Exchanged {
         let claim = (max > 0).then(|| ClaimParams { lanes: host.lanes.clone(), max });
-        let params = ExchangeParams { host: host.id, now: self.now(), settles: settles.into(), claim };
+        let params = ExchangeParams { host: host.id, now: self.now(), settles: settles.into(), claim, hand_off: HandOff::default() };
         self.store.exchange(params).await.expect("exchange")
     }
 

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use warp_domain::ending::{Ending, State};
 use warp_domain::policy::{Declared, Stamp};
 use warp_domain::resolve::Declarations;
-use warp_domain::{ClaimToken, Digest, HostId, JobHandle, JobId, RunNumber, UnixMillis};
+use warp_domain::{ClaimToken, Digest, HostId, JobHandle, JobId, KeyId, RunNumber, UnixMillis};
 
 use crate::StoreError;
 
@@ -171,6 +171,47 @@ pub struct ClaimParams {
     pub max: u32,
 }
 
+/// How a claimed run of one key stands with it, where a slot of that key may pass from run to run inside a host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Local {
+    /// It holds a slot.
+    Holds(KeyId),
+    /// A *local waiter*: it holds none, and begins in the place of a run of this host that does (slots.md B8), or not
+    /// at all.
+    Waits(KeyId),
+}
+
+/// Of this key a host would take so many jobs more that wait inside it, because it holds slots of the key and its runs
+/// are short.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WaitersWanted {
+    /// The key.
+    pub key: KeyId,
+    /// At most so many, of those that the claim may bring in all.
+    pub most: u32,
+}
+
+/// A slot goes from one run of a host to a local waiter of it (slots.md B8). It is written with the end of the run
+/// that it comes from, or after it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pass {
+    /// The key.
+    pub key: KeyId,
+    /// Whose slot it was.
+    pub from: (JobHandle, ClaimToken),
+    /// Whose it is.
+    pub to: (JobHandle, ClaimToken),
+}
+
+/// Slots that pass on inside a host. A driver that never answers with [`Claimed::local`] is never sent anything here.
+#[derive(Debug, Clone, Default)]
+pub struct HandOff {
+    /// What has passed, in order: a slot may go through several runs. They are written before the ends.
+    pub passes: Arc<[Pass]>,
+    /// Local waiters that the claim may bring. Without a claim it has no meaning.
+    pub wanted: Arc<[WaitersWanted]>,
+}
+
 /// A job that this host now runs.
 #[derive(Debug, Clone)]
 pub struct Claimed {
@@ -198,6 +239,8 @@ pub struct Claimed {
     pub keyed: bool,
     /// If it holds slots: a number that grows with every holder of its keys, drawn after the grant.
     pub fence: Option<u64>,
+    /// Whether its slot may pass on inside this host, or whether it waits here for one that does.
+    pub local: Option<Local>,
     /// When it was enqueued.
     pub created_at: UnixMillis,
     /// When it was claimed.
@@ -315,6 +358,8 @@ pub struct ExchangeParams {
     pub settles: Arc<[Settle]>,
     /// New work, if any is wanted.
     pub claim: Option<ClaimParams>,
+    /// Slots that pass on inside the host.
+    pub hand_off: HandOff,
 }
 
 /// What an exchange did.
@@ -340,6 +385,9 @@ pub struct Exchanged {
     pub skipped: u32,
     /// How many Failed because their policy could not be applied.
     pub unacceptable: u32,
+    /// Local waiters to which a slot was passed that the store does not know of: what they began is stopped by force.
+    /// Nobody is, unless a host has passed on what it did not hold.
+    pub not_passed: Vec<ClaimToken>,
 }
 
 /// Something a host must hear about a run of its own.

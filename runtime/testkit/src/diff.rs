@@ -18,8 +18,8 @@ use warp_domain::policy::{Declared, Retry};
 use warp_domain::resolve::Declarations;
 use warp_domain::{ClaimToken, Digest, HostId, JobHandle, JobId, UnixMillis};
 use warp_store::{
-    ClaimParams, ExchangeParams, HostInfo, JobFilter, NewJob, RenewParams, Renewed, RunOutput, Served, Settle, StateChange, StateWrite,
-    Store, Waiting,
+    ClaimParams, ExchangeParams, HandOff, HostInfo, JobFilter, NewJob, RenewParams, Renewed, RunOutput, Served, Settle, StateChange,
+    StateWrite, Store, Waiting,
 };
 
 use crate::model::lanes;
@@ -281,7 +281,13 @@ impl Pair<'_> {
                 let (ending, state) = run.settle.clone()?;
                 Some(settle(run.names[side], ending, state))
             });
-            store.exchange(ExchangeParams { host: host[side], now, settles: settles.collect(), claim: claim.clone() })
+            store.exchange(ExchangeParams {
+                host: host[side],
+                now,
+                settles: settles.collect(),
+                claim: claim.clone(),
+                hand_off: HandOff::default(),
+            })
         });
         let (left, right) = match (left, right) {
             (Ok(left), Ok(right)) => (left, right),

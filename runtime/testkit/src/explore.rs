@@ -23,7 +23,7 @@ use warp_domain::ending::{Ending, FailedReason};
 use warp_domain::policy::{Concurrency, ConcurrencyKind, Declared, Mode, OnRetry, Order};
 use warp_domain::resolve::Declarations;
 use warp_domain::{ClaimToken, Digest, HostId, JobHandle, JobId, UnixMillis};
-use warp_store::{ClaimParams, ExchangeParams, HostInfo, NewJob, RunOutput, Served, Settle};
+use warp_store::{ClaimParams, ExchangeParams, HandOff, HostInfo, NewJob, RunOutput, Served, Settle};
 
 use crate::model::{Model, Place, lanes};
 use crate::oracle::{Broken, Oracle, Stand};
@@ -427,7 +427,7 @@ impl World {
 
     fn claim(&mut self, at: usize, host: HostId, lane: &Arc<Declarations>) -> Result<(), Broken> {
         let claim = Some(ClaimParams { lanes: lanes(&["q"], std::slice::from_ref(lane)), max: 1 });
-        let params = ExchangeParams { host, now: NOW, settles: Arc::new([]), claim };
+        let params = ExchangeParams { host, now: NOW, settles: Arc::new([]), claim, hand_off: HandOff::default() };
         let done = self.model.exchange(&params).map_err(|error| error.to_string())?;
         self.hosts[at].runs.extend(done.claimed.iter().map(|claimed| (claimed.handle, claimed.token)));
         Ok(())
@@ -453,7 +453,7 @@ impl World {
             state: Vec::new(),
             took: Duration::ZERO,
         };
-        let params = ExchangeParams { host, now: NOW, settles: Arc::new([settle]), claim: None };
+        let params = ExchangeParams { host, now: NOW, settles: Arc::new([settle]), claim: None, hand_off: HandOff::default() };
         match self.model.exchange(&params) {
             Ok(_) => Ok(()),
             // Rescued: everything stops, and it registers anew (C3).
@@ -661,6 +661,7 @@ pub mod locks {
                         ticket: None,
                         reserved: stand == Stand::Reserved,
                         has_started: false,
+                        local: false,
                     });
                     state.jobs[tx.job] = match verdict {
                         Verdict::Start => Stand::Running,

@@ -1176,7 +1176,16 @@ impl Model {
                         }
                     }
                 }
-                tx.ledger.claim(&Candidate { job, wants, mode: rules.mode, order: rules.order, ticket, reserved, has_started })
+                tx.ledger.claim(&Candidate {
+                    job,
+                    wants,
+                    mode: rules.mode,
+                    order: rules.order,
+                    ticket,
+                    reserved,
+                    has_started,
+                    local: false,
+                })
             }
         };
         match verdict {
@@ -1245,6 +1254,7 @@ impl Model {
             stamp: row.stamp.clone().unwrap_or_default(),
             keyed: row.keys.as_ref().is_some_and(|keys| !keys.is_empty()),
             fence: row.keys.as_ref().filter(|keys| !keys.is_empty()).map(|_| token.0.unsigned_abs()),
+            local: None,
             created_at: row.created_at,
             claimed_at: tx.now,
             lane,

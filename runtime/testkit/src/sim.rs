@@ -21,8 +21,8 @@ use warp_domain::policy::{Concurrency, ConcurrencyKind, Declared, Mode, OnRetry,
 use warp_domain::resolve::Declarations;
 use warp_domain::{ClaimToken, Digest, HostId, JobHandle, JobId, UnixMillis};
 use warp_store::{
-    ClaimParams, EnqueueVerdict, ExchangeParams, HostInfo, Lane, NewJob, Pause, RunOutput, Served, Settle, SettleVerdict, StateChange,
-    StateWrite, StoreErrorKind,
+    ClaimParams, EnqueueVerdict, ExchangeParams, HandOff, HostInfo, Lane, NewJob, Pause, RunOutput, Served, Settle, SettleVerdict,
+    StateChange, StateWrite, StoreErrorKind,
 };
 
 #[cfg(feature = "mutations")]
@@ -532,7 +532,7 @@ impl Sim {
     fn delay(&mut self, at: usize, claim: Option<ClaimParams>) -> Result<(), Broken> {
         if let Some(host) = self.hosts[at].registration {
             let settles = self.hosts[at].runs.iter().filter_map(|run| run.settle.clone()).collect();
-            self.hosts[at].in_flight = Some(ExchangeParams { host, now: self.at(), settles, claim });
+            self.hosts[at].in_flight = Some(ExchangeParams { host, now: self.at(), settles, claim, hand_off: HandOff::default() });
             say!(self, "a request of host {at} is delayed, and the host believes it lost");
         }
         Ok(())
@@ -543,7 +543,7 @@ impl Sim {
         let Some(registration) = host.registration else { return Ok(()) };
         let settles: Arc<[Settle]> = host.runs.iter().filter_map(|run| run.settle.clone()).collect();
         let expected: Vec<_> = settles.iter().map(|settle| self.expect(registration, settle)).collect();
-        let params = ExchangeParams { host: registration, now: self.at(), settles: settles.clone(), claim };
+        let params = ExchangeParams { host: registration, now: self.at(), settles: settles.clone(), claim, hand_off: HandOff::default() };
         let done = match self.model.exchange(&params) {
             Ok(done) => done,
             Err(error) if error.kind() == StoreErrorKind::HostLost => {

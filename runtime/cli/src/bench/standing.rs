@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use warp_domain::ending::Ending;
 use warp_domain::policy::{ConcurrencyKind, Declared};
 use warp_domain::{HostId, JobId};
-use warp_store::{ClaimParams, Claimed, ExchangeParams, Exchanged, HostInfo, Lane, NewJob, Served, Settle, Store};
+use warp_store::{ClaimParams, Claimed, ExchangeParams, Exchanged, HandOff, HostInfo, Lane, NewJob, Served, Settle, Store};
 use warp_worker::Surroundings;
 
 use super::ground::{Ground, Progressed, Running, backends, work_off};
@@ -208,7 +208,13 @@ impl<'a> Claimer<'a> {
 
     async fn exchange(&self, settles: Vec<Settle>, max: u32) -> Outcome<Exchanged> {
         let claim = (max > 0).then(|| ClaimParams { lanes: Arc::clone(&self.lanes), max });
-        let params = ExchangeParams { host: self.host, now: self.ground.surroundings.now(), settles: settles.into(), claim };
+        let params = ExchangeParams {
+            host: self.host,
+            now: self.ground.surroundings.now(),
+            settles: settles.into(),
+            claim,
+            hand_off: HandOff::default(),
+        };
         Ok(self.store.exchange(params).await?)
     }
 

@@ -9,7 +9,7 @@ use warp_domain::ending::Ending;
 use warp_domain::policy::Declared;
 use warp_domain::resolve::Declarations;
 use warp_domain::{Digest, HostId, UnixMillis};
-use warp_store::{ClaimParams, Claimed, ExchangeParams, HostInfo, Lane, LogLine, RunOutput, Served, Settle, Store};
+use warp_store::{ClaimParams, Claimed, ExchangeParams, HandOff, HostInfo, Lane, LogLine, RunOutput, Served, Settle, Store};
 
 use crate::Ground;
 
@@ -52,7 +52,7 @@ impl Stage {
 
     fn exchange(&self, settles: Vec<Settle>, max: u32) -> Vec<Claimed> {
         let claim = (max > 0).then(|| ClaimParams { lanes: self.lanes.clone(), max });
-        let params = ExchangeParams { host: self.host, now: now(), settles: settles.into(), claim };
+        let params = ExchangeParams { host: self.host, now: now(), settles: settles.into(), claim, hand_off: HandOff::default() };
         self.runtime.block_on(self.store.exchange(params)).expect("exchanges").claimed
     }
 

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
 use warp_domain::ending::State;
 use warp_domain::{ClaimToken, JobHandle, JobId, UnixMillis};
-use warp_store::{ClaimParams, Claimed, EnqueueVerdict, ExchangeParams, NewJob, RenewParams, Settle, SettleVerdict, Store};
+use warp_store::{ClaimParams, Claimed, EnqueueVerdict, ExchangeParams, HandOff, NewJob, RenewParams, Settle, SettleVerdict, Store};
 use warp_store_postgres::{Clock, ConnectSettings, LockKind, OpenOptions, PostgresStore, migrate};
 use warp_store_tests::{Host, Subject, World, done, gated, hand_back, mutex, plain, semaphore, settle};
 use warp_test_servers::{Database, PgBouncer, PoolMode, database};
@@ -115,7 +115,7 @@ async fn exchange(world: &World, host: &Host, rng: &mut Rng, knowledge: &mut Kno
         ends.extend(knowledge.running.drain(..count).map(|run| settle(&run, done())));
     }
     let claim = claims.then(|| ClaimParams { lanes: host.lanes.clone(), max: 1 + rng.below(8) as u32 });
-    let params = ExchangeParams { host: host.id, now: world.now(), settles: ends.clone().into(), claim };
+    let params = ExchangeParams { host: host.id, now: world.now(), settles: ends.clone().into(), claim, hand_off: HandOff::default() };
     let heard = cut(rng, world.store.exchange(params)).await;
     knowledge.count(if settles { "settle" } else { "claim" }, heard.is_some());
     let Some(exchanged) = heard else {

@@ -16,7 +16,7 @@ use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
 use warp_domain::ending::State;
 use warp_domain::policy::Declared;
 use warp_domain::resolve::Declarations;
-use warp_store::{ClaimParams, EnqueueVerdict, ExchangeParams, NewJob, Store};
+use warp_store::{ClaimParams, EnqueueVerdict, ExchangeParams, HandOff, NewJob, Store};
 use warp_store_postgres::{ConnectSettings, StatementMode};
 use warp_store_tests::{Host, Subject, World, done, gated, mutex, plain, semaphore, settle};
 use warp_test_servers::{Database, PgBouncer, PoolMode, database};
@@ -266,7 +266,8 @@ async fn assert_keys_are_locked_in_their_order(world: &World, host: &Host, datab
         .await
         .expect("a lock");
     let claim = ClaimParams { lanes: host.lanes.clone(), max: 1 };
-    let params = ExchangeParams { host: host.id, now: world.now(), settles: Arc::new([]), claim: Some(claim) };
+    let params =
+        ExchangeParams { host: host.id, now: world.now(), settles: Arc::new([]), claim: Some(claim), hand_off: HandOff::default() };
     let store = world.store.clone();
     let claiming = tokio::spawn(async move { store.exchange(params).await });
     let waits = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
@@ -335,7 +336,8 @@ async fn a18_a_claim_that_is_given_up_holds_nothing() {
     for _ in 0..20 {
         sqlx::raw_sql("BEGIN; SELECT FROM warp.conc_key FOR UPDATE").execute(&mut eyes).await.expect("a lock");
         let claim = ClaimParams { lanes: host.lanes.clone(), max: 1 };
-        let params = ExchangeParams { host: host.id, now: world.now(), settles: Arc::new([]), claim: Some(claim) };
+        let params =
+            ExchangeParams { host: host.id, now: world.now(), settles: Arc::new([]), claim: Some(claim), hand_off: HandOff::default() };
         hasty.exchange(params).await.expect_err("the key is held by somebody else");
         sqlx::raw_sql("COMMIT").execute(&mut eyes).await.expect("let go");
         assert_eq!(number(&mut eyes, "SELECT count(*) FROM warp.slot").await, 0);

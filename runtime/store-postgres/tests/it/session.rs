@@ -9,7 +9,7 @@ use sqlx::{Connection as _, PgConnection};
 use tokio::sync::mpsc;
 use warp_domain::ending::State;
 use warp_domain::{JobId, UnixMillis};
-use warp_store::{ClaimParams, Claimed, ExchangeParams, Settle, SettleVerdict, Store, StoreErrorKind};
+use warp_store::{ClaimParams, Claimed, ExchangeParams, HandOff, Settle, SettleVerdict, Store, StoreErrorKind};
 use warp_store_postgres::{Clock, ConnectSettings, LockKind, OpenOptions, PostgresStore, set_locks};
 use warp_store_tests::{Host, Subject, World, done, gated, hand_back, mutex, semaphore, settle, skipping};
 use warp_test_servers::{Cluster, Database, PgBouncer, PoolMode, database};
@@ -157,7 +157,7 @@ async fn a_transaction_pooler_is_refused() {
     commands.limit("k", 2).await;
     assert_eq!(behind.claim_ids(&host, 1).await, [ids[1]], "woken by the change of the limit");
     assert_eq!(commands.details(ids[1]).await.summary.state, State::Processing);
-    let claim = ExchangeParams { host: host.id, now: commands.now(), settles: [].into(), claim: None };
+    let claim = ExchangeParams { host: host.id, now: commands.now(), settles: [].into(), claim: None, hand_off: HandOff::default() };
     let refused = commands.store.exchange(claim).await.expect_err("it would run without slots");
     assert_eq!(refused.kind(), StoreErrorKind::Internal);
     assert!(refused.to_string().contains("opened for commands"), "{refused}");
@@ -275,8 +275,13 @@ async fn a_rescue_ends_the_lock_session() {
     }
     assert_eq!(next[0].id, id);
     assert!(next[0].fence > first.fence);
-    let late =
-        frozen.store.exchange(ExchangeParams { host: host.id, now: frozen.now(), settles: [settle(&first, done())].into(), claim: None });
+    let late = frozen.store.exchange(ExchangeParams {
+        host: host.id,
+        now: frozen.now(),
+        settles: [settle(&first, done())].into(),
+        claim: None,
+        hand_off: HandOff::default(),
+    });
     assert_eq!(late.await.expect_err("it is not registered any more").kind(), StoreErrorKind::HostLost);
 }
 
@@ -340,7 +345,8 @@ impl Crew<'_> {
             }
             busy -= settles.len() as u32;
             let claim = Some(ClaimParams { lanes: self.host.lanes.clone(), max: self.workers - busy });
-            let params = ExchangeParams { host: self.host.id, now: self.world.now(), settles: settles.into(), claim };
+            let params =
+                ExchangeParams { host: self.host.id, now: self.world.now(), settles: settles.into(), claim, hand_off: HandOff::default() };
             let exchanged = self.store.exchange(params).await.expect("exchange");
             assert!(exchanged.settled.iter().all(|verdict| *verdict == SettleVerdict::Settled), "{:?}", exchanged.settled);
             for claimed in exchanged.claimed {

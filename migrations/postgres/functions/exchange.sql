@@ -6,7 +6,8 @@
 --
 -- Locks: the host shared (a rescue takes it exclusively, so no claim commits for a host that is being taken away);
 -- the running rows of the ends; candidates with SKIP LOCKED; all keys of the ends and of the candidates in sight in
--- ascending order; keys that turn up later only if nobody holds them, else their jobs stay for the next call.
+-- ascending order; keys that turn up later only if nobody holds them, else their jobs stay for the next call. A slot that
+-- passes on inside the host (B8) is re-pointed without its key's row: how many there are does not change.
 -- Indexes: ready_due and ready_reserved (one range per lane, by due time), the primary keys, waiting_due.
 --
 -- Answer, one row per thing by `kind`: 0 the summary (`job` the next due time, `token` now, the rest JSON in `payload`),
@@ -15,7 +16,9 @@
 -- needs stamp and keys. `lane` is the number of the lane, not its place among the parameters.
 -- Under session locks also: 4 what a claimed run wants of its lock session (`ord` whether it had been started or parked,
 -- `token` the key that it was woken for, its keys in `payload`), 5 the operator's limit (`ord`) and the version (`token`) of
--- a key that the host holds, 6 a key on which this call has parked.
+-- a key that the host holds, 6 a key on which this call has parked. 7: a slot was passed to the run of this `token`, and
+-- is not there. `slot_key` of a claimed run: the key whose slot may pass on inside the host, which it holds or, where
+-- `explicit` is 1, waits for (B8).
 CREATE OR REPLACE FUNCTION warp.exchange(
     p_host int, p_now bigint,
     -- Ends as Completed that leave nothing but a result and lines: place in the batch, job, token, µs, result.
@@ -32,10 +35,14 @@ CREATE OR REPLACE FUNCTION warp.exchange(
     -- What earlier calls of this exchange reserved or woke, and how long the page was that they stopped at.
     k_reserved bigint[], k_page int,
     -- Under session locks, what the host owes and has: {"parks", "wakes", "looks", "room", "held"}. NULL is the ledger.
-    p_session jsonb
+    p_session jsonb,
+    -- Slots that passed on inside the host, each once with its last holder: key, from whom, to whom. Beside the ends, whose
+    -- slot has passed on. And of which keys the host would take local waiters, and how many.
+    n_key bigint[], n_from bigint[], n_from_token bigint[], n_to bigint[], n_to_token bigint[], s_passed bool[],
+    w_key bigint[], w_most int[]
 ) RETURNS TABLE (
     kind smallint, ord int, job bigint, id uuid, token bigint, run int, attempt int, lane int, stamp int, keyed bool,
-    created_at bigint, due bigint, payload text, metadata text, trace_parent text, explicit int
+    created_at bigint, due bigint, payload text, metadata text, trace_parent text, explicit int, slot_key bigint
 )
 LANGUAGE plpgsql
 -- Every query here is a short walk along an index whatever the statistics say; none may flip to reading a table.
@@ -100,6 +107,18 @@ DECLARE
     v_counts int[];
     v_woken_for bigint;
     v_looks bigint[] := '{}';
+    -- Local waiters: the place of the candidate's key among the wanted, single keys with the stamp under which fresh
+    -- candidates wait inside the host (as `v_full` those that are parked), and who does so in the part at hand.
+    v_wanted int;
+    v_inside text[] := '{}';
+    v_wait_job bigint[];
+    v_wait_stamp int[];
+    v_wait_key bigint[];
+    v_wait_digest int[];
+    v_wait_known bool;
+    v_candidate record;
+    v_peeked bool := false;
+    v_stranded bigint[];
 BEGIN
     PERFORM pg_advisory_xact_lock_shared(hashtext('warp.host'), p_host);
     IF NOT EXISTS (SELECT FROM warp.host h WHERE h.id = p_host) THEN
@@ -116,22 +135,44 @@ BEGIN
     -- For `warp.hand_on`, until the end of the transaction.
     PERFORM set_config('warp.woken', k_reserved::text, true) WHERE cardinality(k_reserved) > 0;
 
-    -- Ends, first those that touch no key and nothing that is shared: one statement for all.
+    -- Before the ends, so that the end of a run whose slot has passed on finds none to free. Index: slot_job.
+    IF cardinality(n_key) > 0 THEN
+        RETURN QUERY
+        WITH passed AS (
+            UPDATE warp.slot s SET job = u.to_job, token = u.to_token, since = v_now
+              FROM unnest(n_key, n_from, n_from_token, n_to, n_to_token) u (key, from_job, from_token, to_job, to_token)
+             WHERE s.job = u.from_job AND s.key = u.key AND s.token = u.from_token AND s.host = p_host
+               AND EXISTS (SELECT FROM warp.running r WHERE r.host = p_host AND r.handle = u.to_job AND r.token = u.to_token)
+            RETURNING s.job
+        )
+        -- A repeat finds it where it has gone already, or its last holder ended.
+        SELECT 7::smallint, NULL::int, r.handle, NULL::uuid, r.token, NULL::int, NULL::int, NULL::int, NULL::int, NULL::bool, NULL::bigint, NULL::bigint,
+               NULL::text, NULL::text, NULL::text, NULL::int, NULL::bigint
+          FROM unnest(n_to, n_to_token) u (job, token)
+          JOIN warp.running r ON r.host = p_host AND r.handle = u.job AND r.token = u.token
+         WHERE NOT EXISTS (SELECT FROM passed p WHERE p.job = u.job)
+           AND NOT EXISTS (SELECT FROM warp.slot s WHERE s.job = u.job AND s.token = u.token);
+        -- Its last holder is no run of this host any more: it comes free with the end that it was to pass on from.
+        SELECT coalesce(array_agg(s.job), '{}'), coalesce(array_agg(s.key), '{}') INTO v_stranded, v_keys
+          FROM unnest(n_key, n_from, n_from_token) u (key, job, token) JOIN warp.slot s ON s.job = u.job AND s.key = u.key AND s.token = u.token;
+    END IF;
+
+    -- Ends, first those that touch no key's line and nothing that is shared: one statement for all.
     IF cardinality(s_job) > 0 THEN
         -- Each end looks its run up, and the row that was found is deleted by its place. A plain join could be planned the
         -- other way round while `running` is empty, and the plan is kept: then every run of the host is compared with every
         -- end (162 ms instead of 1 ms for 400 ends beside 1,400 runs). Rows of `running` are never updated, so none moves.
         WITH found AS MATERIALIZED (
             SELECT u.ord, u.took, u.result, r.place_in_table
-              FROM unnest(s_ord, s_job, s_token, s_took, s_result) u (ord, job, token, took, result)
+              FROM unnest(s_ord, s_job, s_token, s_took, s_result, s_passed) u (ord, job, token, took, result, has_passed)
              CROSS JOIN LATERAL (SELECT r.ctid AS place_in_table FROM warp.running r
-                                  WHERE r.host = p_host AND r.handle = u.job AND r.token = u.token AND r.keys IS NULL OFFSET 0) r
+                                  WHERE r.host = p_host AND r.handle = u.job AND r.token = u.token AND (r.keys IS NULL OR u.has_passed) OFFSET 0) r
         ), gone AS (
             DELETE FROM warp.running r USING found u WHERE r.ctid = u.place_in_table
             RETURNING r.*, u.ord, u.took, u.result
         ), ended AS (
-            INSERT INTO warp.ended (handle, due, changed_at, lane, run, attempt, deaths, place, is_unique, bytes, stamp, digest, host, claimed_at, took_us, settled)
-            SELECT g.handle, g.due, v_now, g.lane, g.run, g.attempt, g.deaths, 10, false, g.bytes, g.stamp, g.digest, g.host, g.claimed_at, g.took, g.token FROM gone g
+            INSERT INTO warp.ended (handle, due, changed_at, lane, run, attempt, deaths, place, is_unique, bytes, stamp, digest, host, claimed_at, took_us, settled, keys)
+            SELECT g.handle, g.due, v_now, g.lane, g.run, g.attempt, g.deaths, 10, false, g.bytes, g.stamp, g.digest, g.host, g.claimed_at, g.took, g.token, g.keys FROM gone g
         ), freed AS (
             DELETE FROM warp.unique_key k USING gone g WHERE g.is_unique AND k.job = g.handle
         ), kept AS (
@@ -245,6 +286,7 @@ BEGIN
                     UNION ALL
                     SELECT unnest(k.keys::bigint[]) FROM unnest(k_keys) k (keys)) k (k);
         END IF;
+        v_keys := v_keys || w_key;
     END IF;
     -- Under session locks no key row is locked: the lock session admits, after this.
     IF cardinality(v_keys) > 0 AND p_session IS NULL THEN
@@ -254,6 +296,14 @@ BEGIN
     FOR v_at IN 1 .. cardinality(v_rows) LOOP
         PERFORM warp.leave(v_rows[v_at], v_exits[v_at], v_took[v_at], v_now);
     END LOOP;
+    IF cardinality(v_stranded) > 0 THEN
+        WITH freed AS (
+            DELETE FROM warp.slot s WHERE s.job = ANY (v_stranded) AND NOT EXISTS (SELECT FROM warp.running r WHERE r.host = p_host AND r.handle = s.job)
+            RETURNING s.key
+        )
+        SELECT array_agg(DISTINCT f.key) INTO v_stranded FROM freed f;
+        PERFORM warp.hand_on_all(v_stranded, v_now) WHERE v_stranded IS NOT NULL;
+    END IF;
     IF p_session IS NOT NULL THEN
         -- For locks given back before this statement began (A5), counted after these ends (A8); and for parks committed before.
         PERFORM warp.session_wakes(p_session -> 'wakes', v_now);
@@ -307,8 +357,10 @@ BEGIN
             -- need stamp and keys: a page of them at least, and of each call more than of the one before, so that long
             -- lines of jobs that will have to wait are parked many at a time.
             v_window := greatest(v_page, 256, least(4 * cardinality(k_job), 2048));
+            v_peeked := true;
             RETURN QUERY
-            SELECT 3::smallint, 0, j.handle, j.id, NULL::bigint, NULL::int, NULL::int, j.lane, c.stamp, NULL::bool, j.created_at, NULL::bigint, j.payload, NULL::text, NULL::text, j.explicit
+            SELECT 3::smallint, 0, j.handle, j.id, NULL::bigint, NULL::int, NULL::int, j.lane, c.stamp, NULL::bool, j.created_at, NULL::bigint, j.payload, NULL::text, NULL::text, j.explicit,
+                   NULL::bigint
               FROM (SELECT i.handle, i.due, i.stamp, sum(coalesce(i.bytes, 0)) OVER (ORDER BY i.due, i.handle) - coalesce(i.bytes, 0) AS before
                       FROM (SELECT i.* FROM unnest(c_lane, c_keyed) l (lane, keyed)
                              CROSS JOIN LATERAL (SELECT i.handle, i.due, i.bytes, i.stamp FROM warp.ready i
@@ -367,13 +419,19 @@ BEGIN
                       FROM gone g
                     RETURNING s.handle, s.token, s.run, s.attempt, s.lane, s.stamp, s.due
                 )
-                SELECT 2::smallint, v_ord, s.handle, j.id, s.token, s.run, s.attempt, s.lane, s.stamp, false, j.created_at, s.due, j.payload, j.metadata, j.trace_parent, NULL::int
+                SELECT 2::smallint, v_ord, s.handle, j.id, s.token, s.run, s.attempt, s.lane, s.stamp, false, j.created_at, s.due, j.payload, j.metadata, j.trace_parent, NULL::int,
+                       NULL::bigint
                   FROM started s JOIN warp.job j ON j.handle = s.handle;
             END IF;
 
             IF cardinality(v_plain) < v_cut - v_from + 1 THEN
                 v_bulk := '{}';
                 v_tickets := '{}';
+                v_wait_job := '{}';
+                v_wait_stamp := '{}';
+                v_wait_key := '{}';
+                v_wait_digest := '{}';
+                v_wait_known := true;
                 FOR v_at IN v_from .. v_cut LOOP
                     CONTINUE WHEN v_kinds[v_at] IN (0, 4);
                     v_position := CASE WHEN NOT v_reserved THEN array_position(k_job, v_handles[v_at]) END;
@@ -396,6 +454,16 @@ BEGIN
                     ELSE
                         SELECT r.keys INTO v_keys FROM warp.ready r WHERE r.handle = v_handles[v_at];
                     END IF;
+                    v_wanted := CASE WHEN NOT v_reserved AND cardinality(v_keys) = 1 THEN array_position(w_key, v_keys[1]) END;
+                    IF w_most[v_wanted] > 0 AND k_keys[v_position] || '/' || k_stamp[v_position] = ANY (v_inside) THEN
+                        v_wait_job := v_wait_job || v_handles[v_at];
+                        v_wait_stamp := v_wait_stamp || k_stamp[v_position];
+                        v_wait_key := v_wait_key || v_keys[1];
+                        v_wait_digest := v_wait_digest || c_digest[v_lanes[v_at]];
+                        w_most[v_wanted] := w_most[v_wanted] - 1;
+                        v_left := v_left - 1;
+                        CONTINUE;
+                    END IF;
                     IF p_session IS NULL AND NOT v_keys <@ v_locked THEN
                         IF (SELECT count(*) FROM (SELECT FROM warp.conc_key c WHERE c.id = ANY (v_keys) ORDER BY c.id FOR UPDATE SKIP LOCKED) c) < cardinality(v_keys) THEN
                             v_passed := v_passed || v_handles[v_at];
@@ -404,17 +472,39 @@ BEGIN
                         END IF;
                         v_locked := v_locked || v_keys;
                     END IF;
+                    -- Whether it starts depends on who stands in line by now, and it may hand keys on to them.
+                    PERFORM warp.park_behind(v_bulk, v_tickets, k_job, k_stamp, k_keys, v_refusals, v_now);
+                    v_parked := v_parked + cardinality(v_bulk);
+                    v_bulk := '{}';
+                    v_tickets := '{}';
+                    IF w_most[v_wanted] > 0 THEN
+                        SELECT c.ticket, c.stamp INTO v_candidate
+                          FROM (SELECT r.ticket, r.stamp AS stamped, coalesce(k_stamp[v_position], r.stamp) AS stamp FROM warp.ready r WHERE r.handle = v_handles[v_at]) c
+                          JOIN warp.policy p ON p.id = c.stamp AND p.weight = 1 AND NOT p.is_fifo AND NOT (p.skips AND c.stamped IS NULL)
+                         WHERE warp.passes_inside(v_keys[1], p_host) = greatest(p.slots, 1)
+                           AND (SELECT f.why FROM warp.refusal(v_keys[1], c.ticket, p.slots, 1) f) = 5;
+                        IF FOUND THEN
+                            v_wait_job := v_wait_job || v_handles[v_at];
+                            v_wait_stamp := v_wait_stamp || v_candidate.stamp;
+                            v_wait_key := v_wait_key || v_keys[1];
+                            v_wait_digest := v_wait_digest || c_digest[v_lanes[v_at]];
+                            v_wait_known := v_wait_known AND v_position IS NOT NULL;
+                            w_most[v_wanted] := w_most[v_wanted] - 1;
+                            v_left := v_left - 1;
+                            -- Of those who come after it under the same stamp, with no place in line either, the same is true.
+                            IF v_position IS NOT NULL AND v_candidate.ticket IS NULL THEN
+                                v_inside := v_inside || (k_keys[v_position] || '/' || k_stamp[v_position]);
+                            END IF;
+                            CONTINUE;
+                        END IF;
+                    END IF;
+                    v_inside := '{}';
                     DELETE FROM warp.ready r WHERE r.handle = v_handles[v_at] RETURNING * INTO v_row;
                     v_has_started := v_row.stamp IS NOT NULL;
                     IF v_position IS NOT NULL THEN
                         v_row.stamp := k_stamp[v_position];
                         v_row.keys := v_keys;
                     END IF;
-                    -- It may hand keys on, to whoever stands in line by then.
-                    PERFORM warp.park_behind(v_bulk, v_tickets, k_job, k_stamp, k_keys, v_refusals, v_now);
-                    v_parked := v_parked + cardinality(v_bulk);
-                    v_bulk := '{}';
-                    v_tickets := '{}';
                     IF v_reserved OR v_row.parked_on IS NOT NULL OR v_row.ticket IS NOT NULL OR cardinality(v_keys) > 1 THEN
                         -- It may give a key back; what was full need not be any more.
                         v_full := '{}';
@@ -430,7 +520,9 @@ BEGIN
                         v_row := v_admitted.p_row;
                         v_left := v_left - 1;
                         RETURN QUERY SELECT 2::smallint, v_ord, j.handle, j.id, v_row.token, v_row.run, v_row.attempt, v_row.lane, v_row.stamp, true,
-                               j.created_at, v_row.due, CASE WHEN v_position IS NULL THEN j.payload END, j.metadata, j.trace_parent, NULL::int
+                               j.created_at, v_row.due, CASE WHEN v_position IS NULL THEN j.payload END, j.metadata, j.trace_parent, NULL::int,
+                               (SELECT v_keys[1] FROM warp.policy p
+                                 WHERE p.id = v_row.stamp AND p_session IS NULL AND cardinality(v_keys) = 1 AND p.weight = 1 AND NOT p.is_fifo)
                           FROM warp.job j WHERE j.handle = v_row.handle;
                         IF p_session IS NOT NULL THEN
                             kind := 4;
@@ -456,6 +548,25 @@ BEGIN
                     v_parked := v_parked + cardinality(v_bulk);
                     PERFORM warp.park_behind(v_bulk, v_tickets, k_job, k_stamp, k_keys, v_refusals, v_now);
                 END IF;
+                IF cardinality(v_wait_job) > 0 THEN
+                    -- Runs of this host without a slot (B8). Their tokens grow in the order in which they are to begin.
+                    RETURN QUERY
+                    WITH gone AS (
+                        DELETE FROM warp.ready r
+                         USING unnest(v_wait_job, v_wait_stamp, v_wait_key, v_wait_digest) WITH ORDINALITY u (job, stamp, key, digest, n)
+                         WHERE r.handle = u.job
+                        RETURNING r.*, u.stamp AS new_stamp, u.key, u.digest AS new_digest, u.n
+                    ), started AS (
+                        INSERT INTO warp.running AS s (handle, due, changed_at, lane, run, attempt, deaths, place, is_unique, bytes, stamp, digest, host, claimed_at, token, settled, keys, ticket)
+                        SELECT g.handle, g.due, v_now, g.lane, g.run + 1, g.attempt + 1, g.deaths, 4, g.is_unique, g.bytes, g.new_stamp, g.new_digest, p_host, v_now,
+                               nextval('warp.token'), g.settled, ARRAY[g.key], g.ticket
+                          FROM (SELECT * FROM gone ORDER BY gone.n) g
+                        RETURNING s.handle, s.token, s.run, s.attempt, s.lane, s.stamp, s.due, s.keys
+                    )
+                    SELECT 2::smallint, v_ord, s.handle, j.id, s.token, s.run, s.attempt, s.lane, s.stamp, true, j.created_at, s.due,
+                           CASE WHEN NOT v_wait_known THEN j.payload END, j.metadata, j.trace_parent, 1, s.keys[1]
+                      FROM started s JOIN warp.job j ON j.handle = s.handle;
+                END IF;
             END IF;
             v_from := v_cut + 1;
         END LOOP;
@@ -466,6 +577,20 @@ BEGIN
             EXIT;
         END IF;
     END LOOP;
+
+    -- B8: the rest of what the host would take waits inside it comes out of the lines of keys whose slots it holds. Not
+    -- before every candidate in sight has been decided.
+    IF v_left > 0 AND NOT v_peeked THEN
+        FOR v_at IN 1 .. coalesce(cardinality(w_key), 0) LOOP
+            CONTINUE WHEN least(w_most[v_at], v_left) <= 0;
+            RETURN QUERY
+            SELECT 2::smallint, v_ord, t.handle, j.id, t.token, t.run, t.attempt, t.lane, t.stamp, true, j.created_at, t.due, j.payload, j.metadata, j.trace_parent, 1, w_key[v_at]
+              FROM warp.take_waiters(w_key[v_at], least(w_most[v_at], v_left), p_host, c_lane, c_digest, v_now) t
+              JOIN warp.job j ON j.handle = t.handle;
+            GET DIAGNOSTICS v_count = ROW_COUNT;
+            v_left := v_left - v_count;
+        END LOOP;
+    END IF;
 
     SELECT array_agg(r.handle) INTO v_reserved_left FROM warp.ready r
      WHERE r.parked_on IS NOT NULL AND (r.xmin = pg_current_xact_id()::xid OR r.handle = ANY (k_reserved));

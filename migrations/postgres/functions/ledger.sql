@@ -309,6 +309,54 @@ BEGIN
     verdict := 1;
 END $$;
 
+-- B8: the limit under which every slot of a key was taken, if a slot of it may pass on inside this host: the host holds
+-- one, no operator's limit is in force, and nobody keeps the key through a retry delay. Else NULL. The key's row is locked.
+-- Indexes: primary keys of slot, blocker and conc_key.
+CREATE OR REPLACE FUNCTION warp.passes_inside(p_key bigint, p_host int) RETURNS int LANGUAGE plpgsql AS $$
+DECLARE
+    v_limit int;
+BEGIN
+    SELECT CASE WHEN min(s.stamped) = max(s.stamped) AND bool_or(s.host = p_host AND s.token IS NOT NULL) THEN greatest(min(s.stamped), 1) END
+      INTO v_limit
+      FROM warp.slot s
+     WHERE s.key = p_key
+       AND NOT EXISTS (SELECT FROM warp.blocker b WHERE b.key = p_key)
+       AND EXISTS (SELECT FROM warp.conc_key c WHERE c.id = p_key AND c.admin_limit IS NULL);
+    RETURN v_limit;
+END $$;
+
+-- B8: takes the oldest waiters of a key, as far as they may wait inside this host: it holds a slot that will come to them.
+-- Nobody behind one who may not is taken. They are runs of the host without a slot; their tokens grow in the line's order.
+-- The key's row is locked. SKIP LOCKED passes over a row that an operator is changing, as `warp.hand_on` does.
+-- Indexes: waiting_parked in its order, primary keys of waiting and policy.
+CREATE OR REPLACE FUNCTION warp.take_waiters(p_key bigint, p_most int, p_host int, p_lanes int[], p_digests int[], p_now bigint)
+RETURNS TABLE (handle bigint, token bigint, run int, attempt int, lane int, stamp int, due bigint) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    v_limit int := warp.passes_inside(p_key, p_host);
+BEGIN
+    IF v_limit IS NULL THEN
+        RETURN;
+    END IF;
+    RETURN QUERY
+    WITH line AS MATERIALIZED (
+        SELECT w.handle, w.ticket, w.lane, w.stamp, w.keys FROM warp.waiting w
+         WHERE w.place = 2 AND w.parked_on = p_key ORDER BY w.ticket LIMIT p_most FOR UPDATE SKIP LOCKED
+    ), fit AS MATERIALIZED (
+        SELECT l.handle, bool_and(cardinality(l.keys) = 1 AND l.lane = ANY (p_lanes)
+                                  AND coalesce((SELECT p.weight = 1 AND NOT p.is_fifo AND greatest(p.slots, 1) = v_limit FROM warp.policy p WHERE p.id = l.stamp), false))
+                         OVER (ORDER BY l.ticket) AS may
+          FROM line l
+    ), gone AS (
+        DELETE FROM warp.waiting w USING fit f WHERE f.may AND w.handle = f.handle RETURNING w.*
+    )
+    INSERT INTO warp.running AS s (handle, due, changed_at, lane, run, attempt, deaths, place, is_unique, bytes, stamp, digest, host, claimed_at, token, settled, keys, ticket)
+    SELECT g.handle, g.due, p_now, g.lane, g.run + 1, g.attempt + 1, g.deaths, 4, g.is_unique, g.bytes, g.stamp, p_digests[array_position(p_lanes, g.lane)], p_host, p_now,
+           nextval('warp.token'), g.settled, g.keys, g.ticket
+      FROM (SELECT * FROM gone ORDER BY gone.ticket) g
+    RETURNING s.handle, s.token, s.run, s.attempt, s.lane, s.stamp, s.due;
+END $$;
+
 -- Every way out of a run and out of the line (C5): moves a row that the caller has taken out of its table to where
 -- `p_exit` says, with history, counters, unique key and slots. Its key rows are locked.
 -- p_exit: {"to": "completed", "result"} | {"to": "failed", "message", "reason"} | {"to": "deleted", "message"}

@@ -11,7 +11,7 @@
 //! - dropped anywhere, this leaves whole statements: what an unheard answer claimed is found by the next renewal.
 
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::Deserialize;
@@ -20,11 +20,11 @@ use sqlx::postgres::PgRow;
 use warp_domain::ending::{Ending, FailedReason};
 use warp_domain::policy::{Declared, Order, Stamp};
 use warp_domain::resolve::resolve;
-use warp_domain::{ClaimToken, HostId, JobHandle, JobId, UnixMillis};
+use warp_domain::{ClaimToken, HostId, JobHandle, JobId, KeyId, UnixMillis};
 use warp_store::codec::{self, JsonPayload};
 use warp_store::{
-    ClaimParams, Claimed, ExchangeParams, Exchanged, HandOff, Lane, RunOutput, Settle, SettleVerdict, StateChange, StateWrite,
-    StoreErrorKind,
+    ClaimParams, Claimed, ExchangeParams, Exchanged, HandOff, Lane, Local, Pass, RunOutput, Settle, SettleVerdict, StateChange, StateWrite,
+    StoreErrorKind, WaitersWanted,
 };
 
 use crate::call::{Db, Sql, get, get_id};
@@ -110,11 +110,8 @@ impl Exchange<'_> {
             Err(fault) if !params.settles.is_empty() && cannot_be_stored(&fault) => {
                 tracing::warn!(error = fault.text(), ends = params.settles.len(), "a batch of ends was refused; writing it in parts");
                 let settled = self.in_parts(&params).await?;
-                let claim = ExchangeParams {
-                    settles: Arc::new([]),
-                    hand_off: HandOff { passes: Arc::new([]), ..params.hand_off.clone() },
-                    ..params
-                };
+                let hand_off = HandOff { passes: Arc::default(), ..params.hand_off.clone() };
+                let claim = ExchangeParams { settles: Arc::new([]), hand_off, ..params };
                 Ok(Exchanged { settled, ..self.at_once(&claim).await? })
             }
             answer => answer,
@@ -127,20 +124,22 @@ impl Exchange<'_> {
             Some(claim) => Lanes::of(self, claim).await?,
             None => Lanes::default(),
         };
-        let mut ends = Ends::of(self, settles).await?;
+        let mut ends = Ends::of(self, settles, &hand_off.passes).await?;
+        let mut wanted = Wanting::of(claim.is_some(), &hand_off.wanted);
         let mut repeats = std::mem::take(&mut ends.repeats);
         let mut exchanged = Exchanged { settled: ends.verdicts.clone(), ..Exchanged::default() };
         let mut prepared = Prepared::default();
         let mut unusable = Vec::new();
         for calls in 1.. {
             let left = lanes.max.saturating_sub(exchanged.claimed.len());
-            let rows = self.call(*host, *now, &ends, &lanes, left, &prepared).await?;
+            let rows = self.call(*host, *now, &ends, &lanes, left, &prepared, &wanted).await?;
             ends = Ends::default();
             let mut answer = Answer::read(&rows)?;
             if let Some(ride) = self.ride {
                 ride.hear(std::mem::take(&mut answer.heard));
             }
             exchanged.count(&answer.summary);
+            exchanged.not_passed.append(&mut answer.not_passed);
             exchanged.next_due = answer.next_due.map(|due| self.clock.to_caller(due, answer.now, *now));
             for (ord, verdict) in answer.verdicts {
                 if let Some(settled) = exchanged.settled.get_mut(ord) {
@@ -155,6 +154,7 @@ impl Exchange<'_> {
             let stamps = answer.claimed.iter().map(|run| run.stamp).collect();
             let stamps = self.interned.stamps(self.db, &stamps).await?;
             for run in answer.claimed {
+                wanted.got(&run);
                 let stamp = stamps.get(&run.stamp).cloned().unwrap_or_else(|| Err("its stamp is missing".to_owned()));
                 match stamp {
                     Ok(stamp) => exchanged.claimed.push(run.claimed(&lanes, &mut prepared, stamp, UnixMillis(answer.now))?),
@@ -174,14 +174,15 @@ impl Exchange<'_> {
         }
         if !unusable.is_empty() {
             exchanged.unacceptable += u32::try_from(unusable.len()).unwrap_or(u32::MAX);
-            let ends = Ends::of(self, &unusable).await?;
-            self.call(*host, *now, &ends, &Lanes::default(), 0, &Prepared::default()).await?;
+            let ends = Ends::of(self, &unusable, &[]).await?;
+            self.call(*host, *now, &ends, &Lanes::default(), 0, &Prepared::default(), &Wanting::default()).await?;
         }
         Ok(exchanged)
     }
 
     /// Writes ends in ever smaller batches until those that cannot be stored stand alone.
     async fn in_parts(self, params: &ExchangeParams) -> Result<Vec<SettleVerdict>, Fault> {
+        // Whose slot has passed on is said with every part: whichever is written first, none frees it.
         let mut verdicts = Vec::with_capacity(params.settles.len());
         // A stack of parts still to do, the next one last.
         let mut parts: Vec<&[Settle]> = vec![&params.settles];
@@ -209,8 +210,8 @@ impl Exchange<'_> {
     }
 
     async fn ends_only(self, params: &ExchangeParams, settles: &[Settle]) -> Result<Vec<SettleVerdict>, Fault> {
-        let params =
-            ExchangeParams { host: params.host, now: params.now, settles: settles.into(), claim: None, hand_off: HandOff::default() };
+        let hand_off = HandOff { passes: Arc::clone(&params.hand_off.passes), wanted: Arc::default() };
+        let params = ExchangeParams { host: params.host, now: params.now, settles: settles.into(), claim: None, hand_off };
         Ok(Box::pin(self.at_once(&params)).await?.settled)
     }
 
@@ -223,12 +224,13 @@ impl Exchange<'_> {
         lanes: &Lanes,
         left: usize,
         prepared: &Prepared,
+        wanted: &Wanting,
     ) -> Result<Vec<PgRow>, Fault> {
         let host = i32::try_from(host.0).map_err(|_| Fault::said(StoreErrorKind::HostLost, format!("{} is no host", host.0)))?;
-        let Ends { ords, jobs, tokens, took, results, others, lines, children, verdicts: _, repeats: _ } = ends;
+        let Ends { ords, jobs, tokens, took, results, passed, passes, others, lines, children, verdicts: _, repeats: _ } = ends;
         let sql = Sql::new(
             "SELECT * FROM warp.exchange($1, $2, $3, $4, $5, $6, $7, $8::jsonb, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, \
-             $21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31, $32, $33, $34::jsonb)",
+             $21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31, $32, $33, $34::jsonb, $35, $36, $37, $38, $39, $40, $41, $42)",
         )
         .arg(host)
         .arg(self.clock.tell(now))
@@ -263,7 +265,15 @@ impl Exchange<'_> {
         .arg(prepared.errors.clone())
         .arg(prepared.reserved.clone())
         .arg(prepared.page)
-        .arg(self.ride.map(Ride::to_send));
+        .arg(self.ride.map(Ride::to_send))
+        .arg(passes.keys.clone())
+        .arg(passes.from.clone())
+        .arg(passes.from_tokens.clone())
+        .arg(passes.to.clone())
+        .arg(passes.to_tokens.clone())
+        .arg(passed.clone())
+        .arg(wanted.keys.clone())
+        .arg(wanted.most.clone());
         self.db.rows(sql).await
     }
 }
@@ -315,6 +325,9 @@ struct Ends {
     tokens: Vec<i64>,
     took: Vec<i64>,
     results: Vec<Option<String>>,
+    /// Whether its slot has passed on to a local waiter.
+    passed: Vec<bool>,
+    passes: Passes,
     /// All others.
     others: Vec<Value>,
     lines: Lines,
@@ -323,6 +336,41 @@ struct Ends {
     verdicts: Vec<SettleVerdict>,
     /// Ends that stand in the batch a second time, and where the first one stands: they are not sent.
     repeats: Vec<(usize, usize)>,
+}
+
+/// Slots that passed on inside the host: of each the run that the store knows as its holder, and its last one (B8).
+#[derive(Default)]
+struct Passes {
+    keys: Vec<i64>,
+    from: Vec<i64>,
+    from_tokens: Vec<i64>,
+    to: Vec<i64>,
+    to_tokens: Vec<i64>,
+}
+
+impl Passes {
+    /// Hops of one slot stand in their order.
+    fn of(hops: &[Pass]) -> Self {
+        let mut passes = Passes::default();
+        let mut last: HashMap<i64, usize> = HashMap::with_capacity(hops.len());
+        for Pass { key, from, to } in hops {
+            let place = match last.remove(&from.1.0) {
+                Some(place) => place,
+                None => {
+                    passes.keys.push(key.0);
+                    passes.from.push(from.0.0);
+                    passes.from_tokens.push(from.1.0);
+                    passes.to.push(0);
+                    passes.to_tokens.push(0);
+                    passes.keys.len() - 1
+                }
+            };
+            passes.to[place] = to.0.0;
+            passes.to_tokens[place] = to.1.0;
+            last.insert(to.1.0, place);
+        }
+        passes
+    }
 }
 
 #[derive(Default)]
@@ -348,8 +396,9 @@ struct Children {
 }
 
 impl Ends {
-    async fn of(exchange: Exchange<'_>, settles: &[Settle]) -> Result<Self, Fault> {
-        let mut ends = Ends::default();
+    async fn of(exchange: Exchange<'_>, settles: &[Settle], passes: &[Pass]) -> Result<Self, Fault> {
+        let mut ends = Ends { passes: Passes::of(passes), ..Ends::default() };
+        let from: HashSet<ClaimToken> = passes.iter().map(|pass| pass.from.1).collect();
         let mut first = HashMap::with_capacity(settles.len());
         let mut of_job: HashMap<JobHandle, u32> = HashMap::with_capacity(settles.len());
         settles.iter().for_each(|settle| *of_job.entry(settle.handle).or_default() += 1);
@@ -367,13 +416,13 @@ impl Ends {
             let in_turn = of_job.get(&settle.handle).is_some_and(|ends| *ends > 1);
             match codec::check_settle(settle) {
                 Ok(()) => {
-                    ends.push(ord, settle, in_turn);
+                    ends.push(ord, settle, in_turn, from.contains(&settle.token));
                     ends.push_children(exchange, ord, settle).await?;
                     ends.verdicts.push(SettleVerdict::Settled);
                 }
                 Err(reason) => {
                     let bare = Settle { took: settle.took, ..unacceptable(settle.handle, settle.token, &poison(&reason)) };
-                    ends.push(ord, &bare, in_turn);
+                    ends.push(ord, &bare, in_turn, false);
                     ends.verdicts.push(SettleVerdict::Poison);
                 }
             }
@@ -381,8 +430,8 @@ impl Ends {
         Ok(ends)
     }
 
-    /// `in_turn`: it must be looked at in the order of the batch.
-    fn push(&mut self, ord: i32, settle: &Settle, in_turn: bool) {
+    /// `in_turn`: it must be looked at in the order of the batch; `passed`: it has no slot any more.
+    fn push(&mut self, ord: i32, settle: &Settle, in_turn: bool, passed: bool) {
         let Settle { handle, token, ending, on_conflict, output, children, state, took } = settle;
         let took = micros(*took);
         for line in &output.lines {
@@ -404,6 +453,7 @@ impl Ends {
             self.tokens.push(token.0);
             self.took.push(took);
             self.results.push(result.clone());
+            self.passed.push(passed);
             return;
         }
         let mut other = json!({"ord": ord, "job": handle.0, "token": token.0, "took": took, "exit": exit(ending)});
@@ -511,6 +561,30 @@ impl Lanes {
     fn lane(&self, id: i32) -> Result<&Lane, Fault> {
         let unknown = || Fault::said(StoreErrorKind::Internal, format!("a claim answered with lane {id}, which was not asked for"));
         self.places.get(&id).and_then(|place| self.lanes.get(*place)).ok_or_else(unknown)
+    }
+}
+
+/// Local waiters that the host would take, as the function takes them.
+#[derive(Default)]
+struct Wanting {
+    keys: Vec<i64>,
+    most: Vec<i32>,
+}
+
+impl Wanting {
+    fn of(claims: bool, wanted: &[WaitersWanted]) -> Self {
+        let wanted = wanted.iter().filter(|_| claims);
+        let number = |most: u32| i32::try_from(most).unwrap_or(i32::MAX);
+        let (keys, most) = wanted.map(|WaitersWanted { key, most }| (key.0, number(*most))).unzip();
+        Wanting { keys, most }
+    }
+
+    /// One of them has come: later calls of the exchange ask for the rest.
+    fn got(&mut self, run: &Started) {
+        let key = run.slot_key.filter(|_| run.waits);
+        if let Some(place) = key.and_then(|key| self.keys.iter().position(|wanted| *wanted == key)) {
+            self.most[place] -= 1;
+        }
     }
 }
 
@@ -640,6 +714,10 @@ struct Started {
     payload: Option<String>,
     metadata: Option<String>,
     trace_parent: Option<String>,
+    /// The key whose slot may pass on inside the host.
+    slot_key: Option<i64>,
+    /// It waits for that slot.
+    waits: bool,
 }
 
 struct Answer {
@@ -649,6 +727,7 @@ struct Answer {
     verdicts: BTreeMap<usize, SettleVerdict>,
     claimed: Vec<Started>,
     peeked: Vec<Peeked>,
+    not_passed: Vec<ClaimToken>,
     heard: Heard,
 }
 
@@ -661,6 +740,7 @@ impl Answer {
             verdicts: BTreeMap::new(),
             claimed: Vec::with_capacity(rows.len()),
             peeked: Vec::new(),
+            not_passed: Vec::new(),
             heard: Heard::default(),
         };
         for row in rows {
@@ -689,6 +769,7 @@ impl Answer {
                 }),
                 5 => answer.heard.readings.push((get(row, 2)?, get(row, 1)?, get(row, 4)?)),
                 6 => answer.heard.parked.push(get(row, 2)?),
+                7 => answer.not_passed.push(ClaimToken(get(row, 4)?)),
                 _ => answer.peeked.push(Peeked {
                     handle: get(row, 2)?,
                     lane: get(row, 7)?,
@@ -720,6 +801,8 @@ impl Started {
             payload: get(row, 12)?,
             metadata: get(row, 13)?,
             trace_parent: get(row, 14)?,
+            slot_key: get(row, 16)?,
+            waits: get::<Option<i32>>(row, 15)?.is_some(),
         })
     }
 
@@ -741,7 +824,7 @@ impl Started {
             stamp,
             keyed: self.keyed,
             fence: self.keyed.then(|| self.token.0.unsigned_abs().saturating_mul(FENCES)),
-            local: None,
+            local: self.slot_key.map(|key| if self.waits { Local::Waits(KeyId(key)) } else { Local::Holds(KeyId(key)) }),
             created_at: UnixMillis(self.created_at),
             claimed_at: now,
         })

@@ -540,7 +540,7 @@ impl State {
 
 /// Adds what a further round did.
 fn add(exchanged: &mut Exchanged, more: Exchanged) {
-    let Exchanged { settled: _, claimed, more, next_due, parked, parked_again, skipped, unacceptable, reserved } = more;
+    let Exchanged { settled: _, claimed, more, next_due, parked, parked_again, skipped, unacceptable, reserved, not_passed: _ } = more;
     exchanged.claimed.extend(claimed);
     exchanged.more = more;
     exchanged.next_due = next_due;

@@ -9,11 +9,13 @@ use std::time::Duration;
 
 use warp_domain::{ClaimToken, HostId};
 use warp_pipeline::StopReason;
-use warp_store::{CancelSignal, Exchanged, HostSeen, Renewed, Rescued, SettleVerdict, Signals, StoreError, StoreErrorKind};
+use warp_store::{
+    CancelSignal, Exchanged, HostSeen, Pass, Renewed, Rescued, SettleVerdict, Signals, StoreError, StoreErrorKind, WaitersWanted,
+};
 
 use crate::calls::join_output;
-use crate::control::{Control, Event, Handlers, PRUNE_BATCH, Standing, guarded};
-use crate::exchanges::{Asked, trouble_delay};
+use crate::control::{Control, Event, Handlers, NO_SLOT, PRUNE_BATCH, Standing, guarded};
+use crate::exchanges::{Asked, Batch, trouble_delay};
 
 /// How soon a renewal or a publication that failed is tried again.
 const AGAIN: Duration = Duration::from_millis(500);
@@ -134,12 +136,13 @@ impl Control {
     fn on_exchanged(&mut self, id: u64, handlers: &Handlers, result: Result<Exchanged, StoreError>) {
         let Some(exchange) = self.exchanges.answered(id) else { return };
         let boot = self.surroundings.boot();
-        let Exchanged { settled, claimed, more, next_due, parked, parked_again, skipped, unacceptable, reserved } = match result {
+        let Exchanged { settled, claimed, more, next_due, parked, parked_again, skipped, unacceptable, reserved, not_passed } = match result {
             Ok(exchanged) => exchanged,
             Err(error) => {
                 let kind = error.kind();
-                if let Some(Asked { group, max, .. }) = exchange.asked {
+                if let Some(Asked { group, max, wanted, .. }) = exchange.asked {
                     self.groups[group].answered(max, None);
+                    self.on_waiters_answered(&wanted);
                     if may_have_happened(kind) {
                         self.reconcile = true;
                         self.due.renew = boot;
@@ -149,20 +152,22 @@ impl Control {
                     self.lose_host();
                 } else {
                     // Sent again as it was: a repeat of a settle that did arrive is recognised by its token.
-                    let retry_in = self.exchanges.failed(exchange.settles, boot);
+                    let retry_in = self.exchanges.failed(exchange.batch, boot);
                     tracing::warn!(%error, ?kind, ?retry_in, "the store did not take a batch");
                 }
                 return;
             }
         };
         self.exchanges.calm();
+        self.exchanges.written(&exchange.batch);
+        self.on_passed(&exchange.batch, &not_passed);
         let took = boot.saturating_sub(exchange.sent);
         for (at, group) in self.groups.iter_mut().enumerate() {
             let ran = exchange.ran.iter().find(|(of, ..)| *of == at);
             let (ended, together) = ran.map_or((0, Duration::ZERO), |(_, ended, together)| (*ended, *together));
             group.pace.observe(ended, together, took, boot);
         }
-        for (settle, verdict) in exchange.settles.iter().zip(&settled) {
+        for (settle, verdict) in exchange.batch.settles.iter().zip(&settled) {
             if *verdict == SettleVerdict::Late {
                 self.counters.late.fetch_add(1, Ordering::Relaxed);
                 tracing::warn!(token = settle.token.0, "a settle came too late and changed nothing");
@@ -170,7 +175,7 @@ impl Control {
         }
         let add = |counter: &AtomicU64, by: u64| counter.fetch_add(by, Ordering::Relaxed);
         add(&self.counters.exchanges, 1);
-        add(&self.counters.settled, exchange.settles.len() as u64);
+        add(&self.counters.settled, exchange.batch.settles.len() as u64);
         add(&self.counters.claimed, claimed.len() as u64);
         add(&self.counters.parked, u64::from(parked));
         add(&self.counters.parked_again, u64::from(parked_again));
@@ -187,12 +192,37 @@ impl Control {
             let wait = next.since(self.surroundings.now());
             self.due.scheduled = self.due.scheduled.min(boot.saturating_add(wait));
         }
-        if let Some(Asked { group, max, .. }) = exchange.asked {
+        if let Some(Asked { group, max, wanted, .. }) = exchange.asked {
             self.groups[group].answered(max, Some((u32::try_from(claimed.len()).unwrap_or(u32::MAX), more)));
             if !claimed.is_empty() {
                 self.poll.found();
             }
             self.begin(claimed, group, handlers);
+            self.on_waiters_answered(&wanted);
+        }
+    }
+
+    /// Whatever local waiters there are have arrived: slots that were kept for them come free.
+    fn on_waiters_answered(&mut self, wanted: &[WaitersWanted]) {
+        let (free, back) = self.lines.answered(wanted);
+        free.into_iter().for_each(|next| self.go_on(next));
+        self.give_back_all(back, NO_SLOT);
+    }
+
+    /// Ends have been written, and where their slots have gone: whoever was to begin after that does.
+    fn on_passed(&mut self, batch: &Batch, not_passed: &[ClaimToken]) {
+        for Pass { from, .. } in batch.passes.iter() {
+            let Some(run) = self.promised.remove(&from.1) else { continue };
+            if self.may_begin() {
+                self.groups[run.group].prefetched.push([run]);
+            } else {
+                self.give_back_unbegun(run, "its turn came while the host was stopping or its lease lapsed");
+            }
+        }
+        if !not_passed.is_empty() {
+            let runs = not_passed.iter().filter_map(|token| self.runs.get(token));
+            let lost: Vec<_> = runs.map(|run| CancelSignal { handle: run.claimed.handle, token: run.claimed.token }).collect();
+            self.on_slots_lost(&lost);
         }
     }
 

@@ -37,16 +37,17 @@ use warp_domain::ending::Ending;
 use warp_domain::{ClaimToken, Digest, HostId};
 use warp_pipeline::{Handler, StopReason, StopSignal};
 use warp_store::{
-    CancelSignal, ClaimParams, Claimed, ExchangeParams, Exchanged, HostSeen, Lane, Polling, RenewParams, Renewed, Rescued, RunOutput,
+    CancelSignal, ClaimParams, Claimed, ExchangeParams, Exchanged, HandOff, HostSeen, Lane, Local, Pass, Polling, RenewParams, Renewed, Rescued, RunOutput,
     Served, Settle, SettleVerdict, Signals, Store, StoreError, StoreErrorKind,
 };
 
 use crate::calls::{Parent, RunCalls};
 use crate::config::HostConfig;
-use crate::exchanges::{Appetite, Asked, End, Exchanges, FULL, GATHER, Situation};
+use crate::exchanges::{Appetite, Asked, Batch, End, Exchanges, FULL, GATHER, Situation};
 use crate::group::Group;
 use crate::host::{Catalog, Counters, Host, Offer, StopLevel, Stopped, info};
 use crate::lease::Lease;
+use crate::lines::{Arrival, Lines, Next, key_of};
 use crate::poll::Poll;
 use crate::rescue::Watch;
 use crate::run::{Ended, Ends, Run, hand_back, work};
@@ -134,8 +135,12 @@ pub(crate) struct Control {
     others: Vec<AbortHandle>,
     /// Claimed, and the end not yet among the exchanges'.
     pub(crate) runs: HashMap<ClaimToken, Arc<Run>>,
-    /// How many of them hold slots.
+    /// How many of them hold slots that do not pass on inside the host.
     keyed: usize,
+    /// Who waits here for which of the slots that do.
+    pub(crate) lines: Lines,
+    /// Runs that begin when the end before them has been written, by the token of that end.
+    pub(crate) promised: HashMap<ClaimToken, Arc<Run>>,
     /// Cancelled runs and when their grace is over.
     pub(crate) cancelling: HashMap<ClaimToken, Duration>,
     /// When the next run may be over its time or its grace; until then nobody looks at them one by one.
@@ -210,6 +215,8 @@ impl Control {
             others: Vec::new(),
             runs: HashMap::new(),
             keyed: 0,
+            lines: Lines::default(),
+            promised: HashMap::new(),
             cancelling: HashMap::new(),
             look: boot,
             exchanges: Exchanges::new(exchanges),
@@ -319,7 +326,7 @@ impl Control {
     }
 
     /// Whether a claimed job may begin.
-    fn may_begin(&self) -> bool {
+    pub(crate) fn may_begin(&self) -> bool {
         self.standing == Standing::Good && self.draining.is_none() && self.lease.is_good()
     }
 
@@ -337,9 +344,53 @@ impl Control {
         self.count_running();
     }
 
-    pub(crate) fn end(&mut self, Ended { run, settle }: Ended) {
+    pub(crate) fn end(&mut self, ended: Ended) {
+        match key_of(&ended.run) {
+            None => self.settle(ended, None, true),
+            Some(key) => {
+                let boot = self.surroundings.boot();
+                let (next, late) = self.lines.ended(key, ended, boot);
+                self.go_on(next);
+                self.give_back_all(late, WAITED_TOO_LONG);
+            }
+        }
+    }
+
+    /// B8: what becomes of a slot whose run has ended.
+    pub(crate) fn go_on(&mut self, next: Next) {
+        match next {
+            Next::Held => {}
+            Next::Free(ended) => {
+                let began = ended.run.started.get().is_some();
+                self.settle(ended, None, began);
+            }
+            Next::Pass { ended, pass, to, at_once } => {
+                if at_once {
+                    self.groups[to.group].prefetched.push([to]);
+                } else {
+                    self.promised.insert(ended.settle.token, to);
+                }
+                self.settle(ended, Some(pass), true);
+            }
+        }
+    }
+
+    /// The end of a run is to be written. `pass` says where its slot has gone.
+    fn settle(&mut self, Ended { run, settle }: Ended, pass: Option<Pass>, in_its_group: bool) {
         self.forget(&run);
-        self.exchanges.add(End { settle, keyed: run.claimed.keyed, ran_in: Some(run.group), at: self.surroundings.boot() });
+        let token = run.claimed.token;
+        let chain = run.claimed.local.map(|_| self.lines.chain_of(token));
+        self.lines.forget(token);
+        let ran_in = in_its_group.then_some(run.group);
+        self.exchanges.add(End { settle, keyed: run.claimed.keyed, chain, pass, ran_in, at: self.surroundings.boot() });
+    }
+
+    /// Gives back local waiters: they hold nothing.
+    pub(crate) fn give_back_all(&mut self, runs: Vec<Arc<Run>>, message: &str) {
+        for run in runs {
+            let settle = hand_back(&run, message);
+            self.settle(Ended { run, settle }, None, false);
+        }
     }
 
     /// The run is no longer among those that go on or wait.
@@ -347,14 +398,14 @@ impl Control {
         let token = run.claimed.token;
         self.cancelling.remove(&token);
         if self.runs.remove(&token).is_some() {
-            self.keyed -= usize::from(run.claimed.keyed);
+            self.keyed -= usize::from(run.claimed.keyed && run.claimed.local.is_none());
             self.groups[run.group].ended();
         }
     }
 
     /// An end of a run that no worker has begun.
     fn give_back(&mut self, settle: Settle, keyed: bool) {
-        self.exchanges.add(End { settle, keyed, ran_in: None, at: self.surroundings.boot() });
+        self.exchanges.add(End { settle, keyed, chain: None, pass: None, ran_in: None, at: self.surroundings.boot() });
     }
 
     pub(crate) fn count_running(&self) {
@@ -381,10 +432,21 @@ impl Control {
             if let Some(timeout) = run.timeout {
                 self.look = self.look.min(boot.saturating_add(timeout));
             }
-            self.keyed += usize::from(run.claimed.keyed);
+            self.keyed += usize::from(run.claimed.keyed && run.claimed.local.is_none());
             self.groups[group].began();
             self.runs.insert(run.claimed.token, Arc::clone(&run));
-            begun.push(run);
+            match run.claimed.local {
+                None => begun.push(run),
+                Some(Local::Holds(key)) => {
+                    self.lines.holds(key, &run);
+                    begun.push(run);
+                }
+                Some(Local::Waits(key)) => match self.lines.arrives(key, &run, boot) {
+                    Arrival::Waits => {}
+                    Arrival::Begins(next) => self.go_on(*next),
+                    Arrival::Back => self.give_back_all(vec![run], NO_SLOT),
+                },
+            }
         }
         self.groups[group].prefetched.push(begun);
         self.count_running();
@@ -417,15 +479,41 @@ impl Control {
     /// Gives back what no worker has begun, all of it or some.
     pub(crate) fn hand_back_queued(&mut self, message: &str, which: impl Fn(&Run) -> bool) {
         let queued: Vec<_> = self.groups.iter().flat_map(|group| group.prefetched.take_back(&which)).collect();
-        for run in queued {
-            self.forget(&run);
-            self.give_back(hand_back(&run, message), run.claimed.keyed);
-        }
+        queued.into_iter().for_each(|run| self.give_back_unbegun(run, message));
+        let waiting = self.lines.take_back(&which);
+        self.give_back_all(waiting, message);
         self.count_running();
+    }
+
+    /// Gives back a run that no worker has begun, with the slots that it has.
+    pub(crate) fn give_back_unbegun(&mut self, run: Arc<Run>, message: &str) {
+        let settle = hand_back(&run, message);
+        let ended = Ended { run, settle };
+        match key_of(&ended.run) {
+            None => self.settle(ended, None, false),
+            Some(key) => {
+                let (next, back) = self.lines.gone(key, ended);
+                self.go_on(next);
+                self.give_back_all(back, NO_SLOT);
+            }
+        }
+    }
+
+    /// The slots of runs that have ended and wait for waiters come free now.
+    fn let_go(&mut self) {
+        let (free, back) = self.lines.let_go();
+        free.into_iter().for_each(|next| self.go_on(next));
+        self.give_back_all(back, NO_SLOT);
     }
 
     pub(crate) fn stop_all(&mut self, message: &str) {
         self.hand_back_queued(message, |_| true);
+        self.let_go();
+        if self.standing == Standing::Lost {
+            // What they were promised will never be answered.
+            let promised: Vec<_> = self.promised.drain().map(|(_, run)| run).collect();
+            promised.into_iter().for_each(|run| self.give_back_unbegun(run, message));
+        }
         self.runs.values().for_each(|run| run.stop.stop(StopReason::HandBack));
     }
 
@@ -435,6 +523,7 @@ impl Control {
                 self.draining = Some(boot.saturating_add(self.config.stop_grace));
                 tracing::info!(running = self.runs.len(), grace = ?self.config.stop_grace, "stopping: no new claims");
                 self.hand_back_queued("the host is stopping", |_| true);
+                self.let_go();
             }
             Some(over) if boot >= over => self.stop_all("the host is stopping and the grace is over"),
             Some(_) => {}
@@ -446,6 +535,8 @@ impl Control {
         if boot >= self.look {
             self.look = self.stop_overdue(boot);
         }
+        let overdue = self.lines.overdue(boot);
+        self.give_back_all(overdue, WAITED_TOO_LONG);
         if self.standing == Standing::Good && boot >= self.lease.stop_at() {
             tracing::error!("the lease is about to lapse without a renewal; every run is being stopped and handed back");
             self.standing = Standing::Lapsed;
@@ -500,6 +591,7 @@ impl Control {
             (running && !self.asking_signals, self.due.signals),
             (running && !self.exchanges.in_trouble(), self.due.output),
             (running, self.look),
+            (running, self.lines.look()),
             (self.standing == Standing::Good, self.lease.stop_at()),
         ];
         let mut wake = dues.into_iter().filter(|(counts, _)| *counts).map(|(_, due)| due).fold(Duration::MAX, Duration::min);
@@ -624,7 +716,7 @@ impl Control {
         Situation {
             appetite: appetite.max().unwrap_or(Appetite::None),
             in_full_swing: self.groups.iter().any(Group::is_in_full_swing),
-            keyed_runs: self.keyed > 0,
+            keyed_runs: self.keyed > 0 || self.lines.may_free(),
         }
     }
 
@@ -641,7 +733,8 @@ impl Control {
         let starving = hopeful.iter().copied().find(|group| self.groups[*group].is_starving(self.room(*group)));
         let group = starving.or(hopeful.first().copied()).or_else(|| self.exchanges.claims_along().filter(with_room))?;
         self.turn = (group + 1) % count;
-        Some(Asked { group, max: self.room(group), lanes: Arc::clone(&self.groups[group].lanes) })
+        let max = self.room(group);
+        Some(Asked { group, max, lanes: Arc::clone(&self.groups[group].lanes), wanted: self.lines.wanted(group, max).into() })
     }
 
     /// Starts what is ready to go, a handful at most.
@@ -658,12 +751,15 @@ impl Control {
     fn start_exchange(&mut self, boot: Duration, may_claim: bool) {
         let asked = self.next_claim(may_claim);
         let claim = asked.as_ref().map(|asked| ClaimParams { lanes: Arc::clone(&asked.lanes), max: asked.max });
-        if let Some(Asked { group, max, .. }) = &asked {
+        let mut wanted = Arc::default();
+        if let Some(asked) = &asked {
             self.claim_first = false;
-            self.groups[*group].ask(*max);
+            self.groups[asked.group].ask(asked.max);
+            self.lines.ask(&asked.wanted);
+            wanted = Arc::clone(&asked.wanted);
         }
-        let (id, settles) = self.exchanges.send(boot, asked);
-        let params = ExchangeParams { host: self.host, now: self.surroundings.now(), settles, claim };
+        let (id, Batch { settles, passes, .. }) = self.exchanges.send(boot, asked);
+        let params = ExchangeParams { host: self.host, now: self.surroundings.now(), settles, claim, hand_off: HandOff { passes, wanted } };
         let (store, bound, handlers) = (Arc::clone(&self.store), self.config.call_bound, Arc::clone(&self.handlers));
         self.tasks.spawn(async move {
             let result = guarded("settle and claim", bound, store.exchange(params)).await;
@@ -712,6 +808,7 @@ impl Control {
     fn register_anew(&mut self, boot: Duration) {
         self.registering = true;
         self.exchanges.forget();
+        self.lines.clear();
         let (store, bound) = (Arc::clone(&self.store), self.config.call_bound);
         let info = info(&self.config, &*self.surroundings);
         self.tasks.spawn(async move { Event::Registered { sent: boot, result: guarded("register", bound, store.register(info)).await } });
@@ -801,6 +898,9 @@ fn unknown_lane(claimed: &Claimed) -> Settle {
     }
 }
 
+/// Why local waiters go back.
+const WAITED_TOO_LONG: &str = "it waited in its host for a slot that did not come free soon";
+pub(crate) const NO_SLOT: &str = "its host has no slot of its key any more";
 /// How long after the grace of a graceful stop the host waits for runs that were stopped and for a store that is to
 /// take the last ends.
 const LAST_ENDS: Duration = Duration::from_secs(5);

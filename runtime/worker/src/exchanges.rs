@@ -7,16 +7,18 @@
 //!   recognised by its tokens and a store in trouble is not hurried;
 //! - the end of a keyed run never waits for others to fill its batch, nor behind a large one: whoever waits for its
 //!   slots waits with it;
+//! - the ends of runs through which one slot passed (slots.md B8) are sent in their order: one whose slot came from a run
+//!   of an unanswered batch waits for that answer;
 //! - with nothing under way and not much to do, nothing waits for a timer.
 //!
 //! What it deliberately does not do: know the store, runs or leases.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use warp_domain::{ClaimToken, JobHandle};
-use warp_store::{Lane, Settle};
+use warp_store::{Lane, Pass, Settle, WaitersWanted};
 
 /// So many ends are worth a statement of their own while others are under way.
 pub(crate) const FULL: usize = 256;
@@ -32,6 +34,10 @@ pub(crate) struct End {
     pub(crate) settle: Settle,
     /// Whether the run holds slots.
     pub(crate) keyed: bool,
+    /// If its slot may pass on inside the host: the run that the slot was claimed for.
+    pub(crate) chain: Option<ClaimToken>,
+    /// Where its slot has gone, if it comes not free with this end.
+    pub(crate) pass: Option<Pass>,
     /// The worker group that ran it; `None` if no worker did.
     pub(crate) ran_in: Option<usize>,
     /// When it came.
@@ -47,12 +53,23 @@ pub(crate) struct Asked {
     pub(crate) max: u32,
     /// From which lanes.
     pub(crate) lanes: Arc<[Lane]>,
+    /// Local waiters that it may bring.
+    pub(crate) wanted: Arc<[WaitersWanted]>,
+}
+
+/// Ends that go together, and where their slots have gone.
+#[derive(Clone)]
+pub(crate) struct Batch {
+    pub(crate) settles: Arc<[Settle]>,
+    pub(crate) passes: Arc<[Pass]>,
+    /// The slots that pass with it.
+    chains: Arc<[ClaimToken]>,
 }
 
 /// An exchange that has not been answered.
 pub(crate) struct UnderWay {
     id: u64,
-    pub(crate) settles: Arc<[Settle]>,
+    pub(crate) batch: Batch,
     pub(crate) asked: Option<Asked>,
     pub(crate) sent: Duration,
     /// How many runs of each group ended, and how long they took together.
@@ -87,7 +104,13 @@ pub(crate) struct Exchanges {
     most: usize,
     keyed: VecDeque<End>,
     plain: VecDeque<End>,
-    again: VecDeque<Arc<[Settle]>>,
+    /// Ends of runs whose slots may pass on, in their order, and how many of them free theirs.
+    chained: VecDeque<End>,
+    freeing: usize,
+    /// Slots that pass with a batch that has not been answered, and the ends that wait for that.
+    busy: HashSet<ClaimToken>,
+    behind: HashMap<ClaimToken, VecDeque<End>>,
+    again: VecDeque<Batch>,
     under_way: Vec<UnderWay>,
     last_id: u64,
     /// How many exchanges have failed in a row.
@@ -107,6 +130,10 @@ impl Exchanges {
             most: usize::try_from(most.max(1)).unwrap_or(usize::MAX),
             keyed: VecDeque::new(),
             plain: VecDeque::new(),
+            chained: VecDeque::new(),
+            freeing: 0,
+            busy: HashSet::new(),
+            behind: HashMap::new(),
             again: VecDeque::new(),
             under_way: Vec::new(),
             last_id: 0,
@@ -116,12 +143,25 @@ impl Exchanges {
     }
 
     pub(crate) fn add(&mut self, end: End) {
-        if end.keyed { self.keyed.push_back(end) } else { self.plain.push_back(end) }
+        match end.chain {
+            Some(chain) if self.busy.contains(&chain) => self.behind.entry(chain).or_default().push_back(end),
+            Some(_) => {
+                self.freeing += usize::from(end.pass.is_none());
+                self.chained.push_back(end);
+            }
+            None if end.keyed => self.keyed.push_back(end),
+            None => self.plain.push_back(end),
+        }
+    }
+
+    /// Ends that could go with the next batch.
+    fn has_ready(&self) -> bool {
+        !(self.keyed.is_empty() && self.plain.is_empty() && self.chained.is_empty() && self.again.is_empty())
     }
 
     /// Ends that are not on their way.
     pub(crate) fn has_ends(&self) -> bool {
-        !(self.keyed.is_empty() && self.plain.is_empty() && self.again.is_empty())
+        self.has_ready() || !self.behind.is_empty()
     }
 
     pub(crate) fn is_under_way(&self) -> bool {
@@ -139,15 +179,20 @@ impl Exchanges {
 
     /// Every run whose end has not been answered.
     pub(crate) fn known(&self) -> impl Iterator<Item = (JobHandle, ClaimToken)> {
-        let waiting = self.keyed.iter().chain(&self.plain).map(|end| &end.settle);
-        let sent = self.under_way.iter().map(|exchange| &exchange.settles).chain(&self.again);
-        waiting.chain(sent.flat_map(|batch| batch.iter())).map(|settle| (settle.handle, settle.token))
+        let behind = self.behind.values().flatten();
+        let waiting = self.keyed.iter().chain(&self.plain).chain(&self.chained).chain(behind).map(|end| &end.settle);
+        let sent = self.under_way.iter().map(|exchange| &exchange.batch).chain(&self.again);
+        waiting.chain(sent.flat_map(|batch| batch.settles.iter())).map(|settle| (settle.handle, settle.token))
     }
 
     /// The registration under which they would have counted is gone. Nothing is under way.
     pub(crate) fn forget(&mut self) {
         self.keyed.clear();
         self.plain.clear();
+        self.chained.clear();
+        self.freeing = 0;
+        self.busy.clear();
+        self.behind.clear();
         self.again.clear();
         self.calm();
     }
@@ -161,14 +206,15 @@ impl Exchanges {
     pub(crate) fn when(&self, situation: &Situation) -> Option<Duration> {
         let Situation { appetite, in_full_swing, keyed_runs } = *situation;
         let most = if self.in_trouble() { 1 } else { self.most };
-        if self.under_way.len() >= most || !self.has_ends() && appetite == Appetite::None {
+        if self.under_way.len() >= most || !self.has_ready() && appetite == Appetite::None {
             return None;
         }
         if self.in_trouble() {
             return Some(self.not_before);
         }
         let now = Some(Duration::ZERO);
-        let pressing = !self.again.is_empty() || !self.keyed.is_empty() || appetite == Appetite::Starving;
+        let frees = !self.keyed.is_empty() || self.freeing > 0;
+        let pressing = !self.again.is_empty() || frees || appetite == Appetite::Starving;
         if pressing {
             return now;
         }
@@ -177,37 +223,57 @@ impl Exchanges {
             return None;
         }
         let gathers = self.is_under_way() || in_full_swing;
-        if !gathers || self.plain.len() >= FULL || appetite == Appetite::Large {
+        if !gathers || self.plain.len() + self.chained.len() >= FULL || appetite == Appetite::Large {
             return now;
         }
-        self.plain.front().map(|oldest| oldest.at.saturating_add(GATHER))
+        let oldest = self.plain.front().into_iter().chain(self.chained.front()).map(|end| end.at).min();
+        oldest.map(|oldest| oldest.saturating_add(GATHER))
     }
 
-    /// Sends the next batch with this claim; its number and its ends.
-    pub(crate) fn send(&mut self, boot: Duration, asked: Option<Asked>) -> (u64, Arc<[Settle]>) {
+    /// Sends the next batch with this claim; its number and what is in it.
+    pub(crate) fn send(&mut self, boot: Duration, asked: Option<Asked>) -> (u64, Batch) {
         let mut ran: Vec<(usize, u32, Duration)> = Vec::new();
-        let settles = match self.again.pop_front() {
+        let batch = match self.again.pop_front() {
             Some(batch) => batch,
-            None => {
-                let keyed = self.keyed.len().min(MOST_ENDS);
-                let beside = if keyed > 0 && self.most > 1 && !self.in_trouble() { WITH_KEYED } else { MOST_ENDS };
-                let plain = self.plain.len().min(beside).min(MOST_ENDS - keyed);
-                let ends = self.keyed.drain(..keyed).chain(self.plain.drain(..plain));
-                ends.map(|End { settle, ran_in, .. }| {
-                    if let Some(group) = ran_in {
-                        match ran.iter_mut().find(|(of, ..)| *of == group) {
-                            Some((_, count, together)) => (*count, *together) = (*count + 1, together.saturating_add(settle.took)),
-                            None => ran.push((group, 1, settle.took)),
-                        }
-                    }
-                    settle
-                })
-                .collect()
-            }
+            None => self.next_batch(&mut ran),
         };
         self.last_id += 1;
-        self.under_way.push(UnderWay { id: self.last_id, settles: Arc::clone(&settles), asked, sent: boot, ran });
-        (self.last_id, settles)
+        self.under_way.push(UnderWay { id: self.last_id, batch: batch.clone(), asked, sent: boot, ran });
+        (self.last_id, batch)
+    }
+
+    fn next_batch(&mut self, ran: &mut Vec<(usize, u32, Duration)>) -> Batch {
+        let frees = !self.keyed.is_empty() || self.freeing > 0;
+        // A prefix of the chained ends: whoever's slot came from another of them goes with that one or later.
+        let chained = self.chained.len().min(MOST_ENDS);
+        let keyed = self.keyed.len().min(MOST_ENDS - chained);
+        let beside = if frees && self.most > 1 && !self.in_trouble() { WITH_KEYED } else { MOST_ENDS };
+        let plain = self.plain.len().min(beside).min(MOST_ENDS - chained - keyed);
+        let (mut passes, mut chains) = (Vec::new(), Vec::new());
+        let ends = self.chained.drain(..chained).chain(self.keyed.drain(..keyed)).chain(self.plain.drain(..plain));
+        let settles = ends.map(|End { settle, ran_in, chain, pass, .. }| {
+            if let (Some(chain), Some(pass)) = (chain, pass) {
+                passes.push(pass);
+                chains.push(chain);
+            } else {
+                self.freeing -= usize::from(chain.is_some());
+            }
+            if let Some(group) = ran_in {
+                match ran.iter_mut().find(|(of, ..)| *of == group) {
+                    Some((_, count, together)) => (*count, *together) = (*count + 1, together.saturating_add(settle.took)),
+                    None => ran.push((group, 1, settle.took)),
+                }
+            }
+            settle
+        });
+        let settles = settles.collect();
+        self.busy.extend(&chains);
+        // Beyond a full batch there may be more of the same slots.
+        for end in std::mem::take(&mut self.chained) {
+            self.freeing -= usize::from(end.pass.is_none());
+            self.add(end);
+        }
+        Batch { settles, passes: passes.into(), chains: chains.into() }
     }
 
     /// The group that should claim together with the next batch although it hopes for nothing: the slots of a keyed
@@ -219,7 +285,7 @@ impl Exchanges {
             return None;
         }
         let plain = if self.most == 1 { self.plain.front() } else { None };
-        self.keyed.front().or(plain).and_then(|end| end.ran_in)
+        self.keyed.front().or(self.chained.front()).or(plain).and_then(|end| end.ran_in)
     }
 
     /// An exchange has been answered, in whatever way.
@@ -228,10 +294,20 @@ impl Exchanges {
         Some(self.under_way.swap_remove(at))
     }
 
+    /// Its answer was good: whoever waited behind its slots may go.
+    pub(crate) fn written(&mut self, batch: &Batch) {
+        for chain in batch.chains.iter() {
+            self.busy.remove(chain);
+            for end in self.behind.remove(chain).unwrap_or_default() {
+                self.add(end);
+            }
+        }
+    }
+
     /// Its answer was an error: its ends go again, later. How much later is answered.
-    pub(crate) fn failed(&mut self, settles: Arc<[Settle]>, boot: Duration) -> Duration {
-        if !settles.is_empty() {
-            self.again.push_back(settles);
+    pub(crate) fn failed(&mut self, batch: Batch, boot: Duration) -> Duration {
+        if !batch.settles.is_empty() {
+            self.again.push_back(batch);
         }
         self.trouble = self.trouble.saturating_add(1);
         let delay = trouble_delay(self.trouble);
@@ -263,7 +339,7 @@ mod tests {
             state: Vec::new(),
             took: ms(1),
         };
-        End { settle, keyed, ran_in: Some(0), at: ms(100) }
+        End { settle, keyed, chain: None, pass: None, ran_in: Some(0), at: ms(100) }
     }
 
     fn ms(ms: u64) -> Duration {
@@ -276,8 +352,8 @@ mod tests {
         exchanges
     }
 
-    fn tokens(settles: &[Settle]) -> Vec<i64> {
-        settles.iter().map(|settle| settle.token.0).collect()
+    fn tokens(batch: &Batch) -> Vec<i64> {
+        batch.settles.iter().map(|settle| settle.token.0).collect()
     }
 
     #[test]
@@ -318,9 +394,9 @@ mod tests {
     fn keyed_ends_do_not_go_behind_a_large_batch() {
         let ends = || (0..2000).map(|token| end(token, false)).chain([end(9999, true)]);
         let (_, settles) = with(3, ends()).send(ms(100), None);
-        assert_eq!((settles[0].token.0, settles.len()), (9999, 1 + WITH_KEYED));
+        assert_eq!((settles.settles[0].token.0, settles.settles.len()), (9999, 1 + WITH_KEYED));
         let (_, settles) = with(1, ends()).send(ms(100), None);
-        assert_eq!((settles[0].token.0, settles.len()), (9999, MOST_ENDS), "where there is one, all go");
+        assert_eq!((settles.settles[0].token.0, settles.settles.len()), (9999, MOST_ENDS), "where there is one, all go");
     }
 
     #[test]
@@ -331,11 +407,11 @@ mod tests {
         let (second, _) = exchanges.send(ms(100), None);
         exchanges.add(end(4, true));
         assert_eq!(exchanges.known().map(|(_, token)| token.0).collect::<Vec<_>>(), [4, 1, 2, 3]);
-        let UnderWay { settles, .. } = exchanges.answered(first).expect("under way");
-        assert_eq!(exchanges.failed(settles, ms(110)), ms(40));
+        let UnderWay { batch, .. } = exchanges.answered(first).expect("under way");
+        assert_eq!(exchanges.failed(batch, ms(110)), ms(40));
         assert_eq!(exchanges.when(&QUIET), None, "another is under way");
-        let UnderWay { settles, .. } = exchanges.answered(second).expect("under way");
-        assert_eq!(exchanges.failed(settles, ms(120)), ms(80));
+        let UnderWay { batch, .. } = exchanges.answered(second).expect("under way");
+        assert_eq!(exchanges.failed(batch, ms(120)), ms(80));
         assert_eq!(exchanges.when(&QUIET), Some(ms(200)));
         let (first, again) = exchanges.send(ms(200), None);
         assert_eq!(tokens(&again), tokens(&sent));
@@ -345,6 +421,40 @@ mod tests {
         exchanges.calm();
         assert_eq!(tokens(&exchanges.send(ms(210), None).1), [3]);
         assert_eq!(tokens(&exchanges.send(ms(210), None).1), [4]);
+        assert!(!exchanges.has_ends());
+    }
+
+    /// One slot goes from 1 to 2 to 3, another from 7 to 8.
+    #[test]
+    fn the_ends_of_one_slot_go_in_their_order() {
+        let chained = |token: i64, chain: i64, to: Option<i64>| {
+            let run = |token: i64| (JobHandle(token), ClaimToken(token));
+            let pass = to.map(|to| Pass { key: warp_domain::KeyId(1), from: run(token), to: run(to) });
+            End { chain: Some(ClaimToken(chain)), pass, ..end(token, true) }
+        };
+        let mut exchanges = with(3, [chained(1, 1, Some(2)), end(5, false)]);
+        assert_eq!(exchanges.when(&BUSY), Some(ms(105)), "nobody waits for a slot that has passed on");
+        let (first, batch) = exchanges.send(ms(100), None);
+        assert_eq!((tokens(&batch), batch.passes.len()), (vec![1, 5], 1));
+        exchanges.add(chained(2, 1, Some(3)));
+        exchanges.add(chained(3, 1, None));
+        assert!(exchanges.has_ends());
+        assert_eq!(exchanges.when(&QUIET), None, "both wait for the answer");
+        exchanges.add(chained(7, 7, Some(8)));
+        exchanges.add(chained(8, 7, None));
+        assert_eq!(exchanges.when(&BUSY), NOW, "one frees its slot");
+        let (second, batch) = exchanges.send(ms(101), None);
+        assert_eq!((tokens(&batch), batch.passes.len()), (vec![7, 8], 1), "together, in order");
+        assert_eq!(exchanges.known().map(|(_, token)| token.0).collect::<Vec<_>>(), [2, 3, 1, 5, 7, 8]);
+        let UnderWay { batch, .. } = exchanges.answered(first).expect("under way");
+        exchanges.failed(batch, ms(110));
+        exchanges.answered(second).expect("under way");
+        let (again, batch) = exchanges.send(ms(200), None);
+        assert_eq!((tokens(&batch), batch.passes.len()), (vec![1, 5], 1), "as it was");
+        let UnderWay { batch, .. } = exchanges.answered(again).expect("under way");
+        exchanges.calm();
+        exchanges.written(&batch);
+        assert_eq!(tokens(&exchanges.send(ms(210), None).1), [2, 3]);
         assert!(!exchanges.has_ends());
     }
 }

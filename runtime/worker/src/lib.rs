@@ -21,6 +21,7 @@ mod exchanges;
 mod group;
 mod host;
 mod lease;
+mod lines;
 mod pace;
 mod poll;
 mod rescue;

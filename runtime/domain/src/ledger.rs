@@ -486,18 +486,41 @@ impl Ledger {
         let rules = self.rules;
         let plain = candidate.wants.len() == 1 && want.weight == 1 && candidate.order == Order::Any;
         let may_skip = candidate.mode == Mode::Skip && !candidate.has_started;
-        let full = matches!(refusal, Refusal::Full { .. });
-        candidate.local && plain && !may_skip && full && self.state(want.key).passes_inside(want.limit, rules)
+        let full = match refusal {
+            Refusal::Full { .. } => true,
+            Refusal::Behind { .. } => !rules.hold(Rule::WaitsInsideOnlyWhenFull),
+            _ => false,
+        };
+        // A reservation that turned out to be void frees a slot, and only whoever is parked hands it on.
+        candidate.local && !candidate.reserved && plain && !may_skip && full && self.state(want.key).passes_inside(want.limit, rules)
     }
 
-    /// B8: takes up to `most` of the oldest waiters out of the line, in its order, for a host that holds a slot of the
-    /// key: as far as they may pass inside a host and `may` agrees to each. Nobody behind one who may not is taken.
+    /// B8: takes up to `most` of the oldest waiters that count out of the line, in its order, for a host that holds a slot
+    /// of the key: as far as they may pass inside a host and `may` agrees to each. Nobody behind one who may not is taken.
+    /// Whoever is the oldest after that may have room (it was stamped with a larger limit), so the key is handed on.
+    ///
+    /// Where the driver has loaded the line in part, it asks again once it has loaded more, until nobody is taken.
     pub fn take_waiters(&mut self, key: KeyId, most: usize, may: impl Fn(&Waiter) -> bool) -> Vec<Waiter> {
         let rules = self.rules;
         let state = self.state(key);
         let fit = |waiter: &Waiter| waiter.weight == 1 && !waiter.several_keys && waiter.claimable && may(waiter);
-        let taken = state.line.iter().take(most).take_while(|waiter| fit(waiter) && state.passes_inside(waiter.limit, rules)).count();
-        state.line.drain(..taken).collect()
+        let mut taken = Vec::new();
+        let mut at = 0;
+        while taken.len() < most
+            && let Some(waiter) = state.line.get(at)
+        {
+            if fit(waiter) && state.passes_inside(waiter.limit, rules) {
+                taken.push(state.line.remove(at));
+            } else if state.counts(waiter, rules) && rules.hold(Rule::WaitersAreTakenInOrder) {
+                break;
+            } else {
+                at += 1;
+            }
+        }
+        if !taken.is_empty() && rules.hold(Rule::TakenWaitersHandOn) {
+            self.hand_on(key);
+        }
+        taken
     }
 
     /// B8: the slot of a run whose host has begun a local waiter in its place goes to that one; whether there was such a
@@ -769,6 +792,12 @@ mod rules {
         PassBetweenLikes,
         /// B8: nobody waits inside a host for a key that an operator has limited.
         PassWithoutAdminLimit,
+        /// B8: a newcomer waits inside a host only where it would be the next in line.
+        WaitsInsideOnlyWhenFull,
+        /// B8: a host takes the oldest waiters, and nobody from behind one whom it may not take.
+        WaitersAreTakenInOrder,
+        /// B8: who stands behind waiters that were taken may have room.
+        TakenWaitersHandOn,
     }
 
     /// Which rules are in force: all of them, but for a mutation test.

@@ -4,7 +4,8 @@
 //!
 //! - [`explore`]: jobs, two hosts and an operator on the [`Model`], one command being one step. In every reachable
 //!   state the [`Oracle`] checks its account; and from every reachable state the protocol's own steps (no fault, no
-//!   operator) must be able to end every job. Shows C1, C3, C5 and B2 to B7.
+//!   operator) must be able to end every job. Shows C1, C3, C5 and B2 to B7, and with [`Case::inside`] B8: the hosts then
+//!   ask for local waiters, begin them in place of what has ended, and write that in a later step.
 //! - [`locks`]: what a command is made of. A transaction takes its key rows one by one, in some order, reads, decides
 //!   with the ledger and commits; others run in between. Shows what makes a command one step: B1 (count after the
 //!   locks), C2 (nobody stands still inside one) and C4 with W1 (one order of keys, and no further keys).
@@ -22,10 +23,10 @@ use std::time::Duration;
 use warp_domain::ending::{Ending, FailedReason};
 use warp_domain::policy::{Concurrency, ConcurrencyKind, Declared, Mode, OnRetry, Order};
 use warp_domain::resolve::Declarations;
-use warp_domain::{ClaimToken, Digest, HostId, JobHandle, JobId, UnixMillis};
-use warp_store::{ClaimParams, ExchangeParams, HandOff, HostInfo, NewJob, RunOutput, Served, Settle};
+use warp_domain::{ClaimToken, Digest, HostId, JobHandle, JobId, KeyId, UnixMillis};
+use warp_store::{ClaimParams, Claimed, ExchangeParams, HandOff, HostInfo, Local, NewJob, Pass, RunOutput, Served, Settle, WaitersWanted};
 
-use crate::model::{Model, Place, lanes};
+use crate::model::{Model, Place, Row, lanes};
 use crate::oracle::{Broken, Oracle, Stand};
 
 const NOW: UnixMillis = UnixMillis(0);
@@ -66,6 +67,8 @@ pub struct Budget {
     pub retries: u8,
     /// A sweep takes unclaimed reservations back.
     pub sweeps: u8,
+    /// The answer to a host that writes its ends is lost, and it writes them again.
+    pub losses: u8,
 }
 
 /// A case.
@@ -79,6 +82,8 @@ pub struct Case {
     pub budget: Budget,
     /// Limits of key `a` that an operator sets one after the other; the last `None` removes it.
     pub limits: Vec<Option<u32>>,
+    /// Whether slots pass on inside the hosts.
+    pub inside: bool,
     /// The broken rule.
     #[cfg(feature = "mutations")]
     pub mutation: Option<crate::model::Mutation>,
@@ -102,6 +107,51 @@ pub struct Found {
     pub path: Vec<String>,
 }
 
+/// What a host knows of a run of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Run {
+    job: JobHandle,
+    token: ClaimToken,
+    /// The key whose slot it has, or waits for, if that may pass on inside the host.
+    key: Option<KeyId>,
+    /// The limit stamped on it.
+    limit: u32,
+    doing: Doing,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Doing {
+    /// It waits inside the host.
+    Waits,
+    /// Its guest runs.
+    Executes,
+    /// Its guest has ended, which is not written yet, or the answer was lost.
+    Ended(End),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Completed,
+    Retry,
+    HandBack,
+}
+
+impl Run {
+    fn new(claimed: &Claimed) -> Self {
+        let (key, doing) = match claimed.local {
+            Some(Local::Waits(key)) => (Some(key), Doing::Waits),
+            Some(Local::Holds(key)) => (Some(key), Doing::Executes),
+            None => (None, Doing::Executes),
+        };
+        let limit = claimed.stamp.concurrency.as_ref().map_or(1, |rules| rules.value.limit);
+        Run { job: claimed.handle, token: claimed.token, key, limit, doing }
+    }
+
+    fn name(&self) -> (JobHandle, ClaimToken) {
+        (self.job, self.token)
+    }
+}
+
 #[derive(Clone, Default)]
 struct Host {
     registration: Option<HostId>,
@@ -109,7 +159,33 @@ struct Host {
     frozen: bool,
     /// Its lease has lapsed: others may rescue it, and its guests are the exception that slots.md states.
     lapsed: bool,
-    runs: Vec<(JobHandle, ClaimToken)>,
+    runs: Vec<Run>,
+    /// Slots that have passed on and of which no answer has come yet.
+    passes: Vec<Pass>,
+}
+
+impl Host {
+    /// Whether the run at `to` may begin in place of the one at `from`: of one key and one limit, and claimed after it.
+    fn may_pass(&self, from: usize, to: usize, is_broken: &dyn Fn(Fault) -> bool) -> bool {
+        let (from, to) = (&self.runs[from], &self.runs[to]);
+        from.doing == Doing::Executes
+            && to.doing == Doing::Waits
+            && from.key.is_some()
+            && from.key == to.key
+            && (from.limit == to.limit || is_broken(Fault::BeginsUnlike))
+            && (from.token < to.token || is_broken(Fault::BeginsBehind))
+    }
+}
+
+/// Rules of a host that a mutation breaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    BeginsWithoutPass,
+    BeginsUnlike,
+    BeginsBehind,
+    BeginsBeside,
+    EndOvertakesPass,
+    KeepsWaiters,
 }
 
 #[derive(Clone)]
@@ -254,14 +330,43 @@ impl World {
 
     fn check(mut self) -> Result<Self, Broken> {
         self.oracle.follow(&mut self.model)?;
+        let mut executing = Vec::new();
         for (at, host) in self.hosts.iter().enumerate().filter(|(_, host)| !host.dead && !host.lapsed) {
-            for (job, token) in &host.runs {
-                if self.oracle.stand(*job) != Some(Stand::Running(*token)) {
-                    return Err(format!("host {at}, whose lease is good, runs {job:?}, which is {:?}", self.oracle.stand(*job)));
+            for run in host.runs.iter().filter(|run| matches!(run.doing, Doing::Executes | Doing::Waits)) {
+                let stand = self.oracle.stand(run.job);
+                let inside = run.doing == Doing::Waits || host.passes.iter().any(|pass| pass.to == run.name());
+                let good = stand == Some(Stand::Running(run.token)) || inside && stand == Some(Stand::Slotless(run.token));
+                if !good {
+                    return Err(format!("host {at}, whose lease is good, runs {:?}, which is {stand:?}", run.job));
+                }
+                if let (Doing::Executes, Some(registration)) = (run.doing, host.registration) {
+                    executing.push((registration, run.job));
                 }
             }
         }
+        self.oracle.executing(&self.model, &executing)?;
         Ok(self)
+    }
+
+    fn is_broken(&self, fault: Fault) -> bool {
+        #[cfg(feature = "mutations")]
+        {
+            use crate::model::Mutation;
+            self.model.mutation
+                == Some(match fault {
+                    Fault::BeginsWithoutPass => Mutation::BeginsWithoutPass,
+                    Fault::BeginsUnlike => Mutation::BeginsUnlike,
+                    Fault::BeginsBehind => Mutation::BeginsBehind,
+                    Fault::BeginsBeside => Mutation::BeginsBeside,
+                    Fault::EndOvertakesPass => Mutation::EndOvertakesPass,
+                    Fault::KeepsWaiters => Mutation::KeepsWaiters,
+                })
+        }
+        #[cfg(not(feature = "mutations"))]
+        {
+            let _ = fault;
+            false
+        }
     }
 
     fn is_done(&self) -> bool {
@@ -271,8 +376,10 @@ impl World {
     fn fingerprint(&self) -> Fingerprint {
         let mut tickets: Vec<_> = self.model.rows.values().filter_map(|row| row.ticket).collect();
         tickets.sort_unstable();
-        let Budget { crashes, freezes, deletes, retries, sweeps } = self.budget;
-        let mut print = vec![u64::from_be_bytes([0, 0, crashes, freezes, deletes, retries, sweeps, self.next_limit as u8])];
+        let Budget { crashes, freezes, deletes, retries, sweeps, losses } = self.budget;
+        let mut print = vec![u64::from_be_bytes([0, losses, crashes, freezes, deletes, retries, sweeps, self.next_limit as u8])];
+        let mut tokens: Vec<_> = self.hosts.iter().flat_map(|host| &host.runs).map(|run| run.token).collect();
+        tokens.sort_unstable();
         for (job, row) in &self.model.rows {
             let rank = row.ticket.map_or(0, |ticket| tickets.partition_point(|other| *other < ticket) + 1);
             let host =
@@ -287,7 +394,7 @@ impl World {
                 host as u8,
                 u8::from(blocks) * 2 + u8::from(row.stamp.is_some()),
                 slots as u8,
-                0,
+                u8::from(self.model.cancels.contains_key(job)),
             ]));
         }
         for host in &self.hosts {
@@ -297,13 +404,21 @@ impl World {
             let mut runs: Vec<_> = host
                 .runs
                 .iter()
-                .map(|(job, token)| {
-                    let current = self.model.rows.get(job).is_some_and(|row| row.token == Some(*token));
-                    job.0 as u64 * 2 + u64::from(current)
+                .map(|run| {
+                    let current = self.model.rows.get(&run.job).is_some_and(|row| row.token == Some(run.token));
+                    let doing = match run.doing {
+                        Doing::Executes => 0,
+                        Doing::Waits => 1,
+                        Doing::Ended(end) => 2 + end as u8,
+                    };
+                    // Who may begin in whose place depends on the order of tokens.
+                    let rank = if run.key.is_some() { tokens.partition_point(|token| *token < run.token) + 1 } else { 0 };
+                    u64::from_be_bytes([0, 0, 0, 0, rank as u8, doing, u8::from(current), run.job.0 as u8])
                 })
                 .collect();
             runs.sort_unstable();
             print.extend(runs);
+            print.extend(host.passes.iter().map(|pass| u64::from_be_bytes([1, 0, 0, 0, 0, 0, pass.from.0.0 as u8, pass.to.0.0 as u8])));
         }
         print
     }
@@ -355,22 +470,64 @@ impl World {
                     Ok(())
                 });
             }
-            for (job, token) in host.runs.clone() {
-                let ends: &[(&str, bool)] = if host.lapsed { &[("is given back", true)] } else { &[("ends", true), ("is retried", false)] };
-                for &(how, by_itself) in ends {
-                    if how == "is retried" && self.budget.retries == 0 {
-                        continue;
+            for (which, run) in host.runs.iter().enumerate().filter(|(_, run)| run.doing == Doing::Executes) {
+                let ends: &[(&str, End, bool)] = match host.lapsed {
+                    true => &[("is given back", End::HandBack, true)],
+                    false => &[("ends", End::Completed, true), ("is retried", End::Retry, false)],
+                };
+                for &(how, end, by_itself) in ends.iter().filter(|(_, end, _)| *end != End::Retry || self.budget.retries > 0) {
+                    let ended = move |world: &mut World| {
+                        world.budget.retries -= u8::from(end == End::Retry);
+                        world.hosts[at].runs[which].doing = Doing::Ended(end);
+                    };
+                    go(format!("on host {at} {:?} {how}", run.job), by_itself, &|world| {
+                        ended(world);
+                        world.write(at, registration, Which::All, served)
+                    });
+                    let places = (0..host.runs.len()).filter(|next| !host.lapsed && host.may_pass(which, *next, &|fault| self.is_broken(fault)));
+                    for next in places {
+                        let begins = host.runs[next].job;
+                        go(format!("on host {at} {:?} {how}, and {begins:?} begins in its place", run.job), by_itself, &|world| {
+                            if !world.is_broken(Fault::BeginsBeside) {
+                                ended(world);
+                            }
+                            world.begin(at, which, next);
+                            Ok(())
+                        });
+                        go(format!("on host {at} {:?} {how}; once that is written, {begins:?} begins", run.job), by_itself, &|world| {
+                            ended(world);
+                            world.pass(at, which, next);
+                            world.write(at, registration, Which::All, served)?;
+                            // Unless it was rescued meanwhile.
+                            if let Some(run) = world.hosts[at].runs.iter_mut().find(|run| run.job == begins) {
+                                run.doing = Doing::Executes;
+                            }
+                            Ok(())
+                        });
                     }
-                    go(format!("on host {at} {job:?} {how}"), by_itself, &|world| {
-                        let ending = match how {
-                            "ends" => Ending::Completed { result: None },
-                            "is retried" => Ending::Retry { message: String::new(), at: NOW },
-                            _ => Ending::HandBack { message: String::new() },
-                        };
-                        world.budget.retries -= u8::from(how == "is retried");
-                        world.settle(at, registration, job, token, ending, served)
+                }
+            }
+            for (which, run) in host.runs.iter().enumerate().filter(|(_, run)| run.doing == Doing::Waits) {
+                if !host.lapsed && self.is_broken(Fault::KeepsWaiters) {
+                    break;
+                }
+                go(format!("host {at} gives {:?} back, which has not begun", run.job), true, &|world| {
+                    world.hosts[at].runs[which].doing = Doing::Ended(End::HandBack);
+                    world.write(at, registration, Which::All, served)
+                });
+            }
+            let ended = host.runs.iter().filter(|run| matches!(run.doing, Doing::Ended(_))).count();
+            if ended > 0 {
+                go(format!("host {at} writes its ends"), true, &|world| world.write(at, registration, Which::All, served));
+                if self.budget.losses > 0 {
+                    go(format!("host {at} writes its ends, and the answer is lost"), false, &|world| {
+                        world.budget.losses -= 1;
+                        world.write(at, registration, Which::AllUnheard, served)
                     });
                 }
+            }
+            if ended > 1 {
+                go(format!("host {at} writes one end"), true, &|world| world.write(at, registration, Which::One, served));
             }
             if host.lapsed {
                 if host.runs.is_empty() {
@@ -387,12 +544,25 @@ impl World {
             for (job, row) in &self.model.rows {
                 if matches!(row.place, Place::Ready | Place::Reserved) {
                     let lane = served[(job.0 - 1) as usize].clone();
-                    go(format!("host {at} claims {job:?}"), true, &|world| world.claim(at, registration, &lane));
+                    go(format!("host {at} claims {job:?}"), true, &|world| world.claim(at, registration, &lane, 0));
+                    if case.inside && row.place == Place::Ready {
+                        go(format!("host {at} claims {job:?}, which may wait inside"), true, &|world| world.claim(at, registration, &lane, 1));
+                    }
+                }
+                if case.inside && row.place == Place::Parked {
+                    let lane = served[(job.0 - 1) as usize].clone();
+                    go(format!("host {at} takes {job:?} out of the line"), true, &|world| world.claim(at, registration, &lane, 1));
                 }
             }
         }
         if self.budget.deletes > 0 {
-            for row in self.model.rows.values().filter(|row| matches!(row.place, Place::Ready | Place::Parked | Place::Reserved)) {
+            // A local waiter may be any moment in its host, which is told to stop it.
+            let may_be_cancelled = |job: &JobHandle, row: &Row| match row.place {
+                Place::Ready | Place::Parked | Place::Reserved => true,
+                Place::Running => case.inside && !self.model.cancels.contains_key(job),
+                _ => false,
+            };
+            for (_, row) in self.model.rows.iter().filter(|(job, row)| may_be_cancelled(job, row)) {
                 let id = row.job.id;
                 go(format!("an operator deletes job {}", id.0), false, &|world| {
                     world.budget.deletes -= 1;
@@ -425,41 +595,80 @@ impl World {
         Ok(())
     }
 
-    fn claim(&mut self, at: usize, host: HostId, lane: &Arc<Declarations>) -> Result<(), Broken> {
+    /// Claims from one lane, with so many local waiters of whatever key.
+    fn claim(&mut self, at: usize, host: HostId, lane: &Arc<Declarations>, most: u32) -> Result<(), Broken> {
         let claim = Some(ClaimParams { lanes: lanes(&["q"], std::slice::from_ref(lane)), max: 1 });
-        let params = ExchangeParams { host, now: NOW, settles: Arc::new([]), claim, hand_off: HandOff::default() };
-        let done = self.model.exchange(&params).map_err(|error| error.to_string())?;
-        self.hosts[at].runs.extend(done.claimed.iter().map(|claimed| (claimed.handle, claimed.token)));
+        let wanted = self.model.keys.keys().filter(|_| most > 0).map(|&key| WaitersWanted { key, most });
+        let hand_off = HandOff { wanted: wanted.collect(), ..HandOff::default() };
+        let done = self.model.exchange(&ExchangeParams { host, now: NOW, settles: Arc::new([]), claim, hand_off });
+        self.hosts[at].runs.extend(done.map_err(|error| error.to_string())?.claimed.iter().map(Run::new));
         Ok(())
     }
 
-    fn settle(
-        &mut self,
-        at: usize,
-        host: HostId,
-        job: JobHandle,
-        token: ClaimToken,
-        ending: Ending,
-        served: &[Arc<Declarations>],
-    ) -> Result<(), Broken> {
-        self.hosts[at].runs.retain(|run| *run != (job, token));
-        let settle = Settle {
-            handle: job,
-            token,
-            ending,
+    /// The slot of one run is another's from now on.
+    fn pass(&mut self, at: usize, from: usize, to: usize) {
+        let host = &mut self.hosts[at];
+        if let Some(key) = host.runs[from].key {
+            host.passes.push(Pass { key, from: host.runs[from].name(), to: host.runs[to].name() });
+        }
+    }
+
+    /// A local waiter begins in place of a run that has ended.
+    fn begin(&mut self, at: usize, from: usize, to: usize) {
+        if !self.is_broken(Fault::BeginsWithoutPass) {
+            self.pass(at, from, to);
+        }
+        self.hosts[at].runs[to].doing = Doing::Executes;
+    }
+
+    /// Writes ends, and before them what has passed on.
+    fn write(&mut self, at: usize, host: HostId, which: Which, served: &[Arc<Declarations>]) -> Result<(), Broken> {
+        let Host { runs, passes, .. } = &self.hosts[at];
+        let mut ended: Vec<_> = runs.iter().filter(|run| matches!(run.doing, Doing::Ended(_))).copied().collect();
+        if which == Which::One {
+            // Never one whose slot came by a pass that is not answered.
+            let has_come = |run: &Run| !passes.iter().any(|pass| pass.to == run.name());
+            ended.retain(|run| has_come(run) != self.is_broken(Fault::EndOvertakesPass));
+            ended.truncate(1);
+        }
+        let passes: Vec<_> = passes.iter().filter(|pass| ended.iter().any(|run| run.name() == pass.from)).copied().collect();
+        let settles = ended.iter().map(|run| Settle {
+            handle: run.job,
+            token: run.token,
+            ending: match run.doing {
+                Doing::Ended(End::Retry) => Ending::Retry { message: String::new(), at: NOW },
+                Doing::Ended(End::HandBack) => Ending::HandBack { message: String::new() },
+                _ => Ending::Completed { result: None },
+            },
             on_conflict: Ending::Failed { message: String::new(), reason: FailedReason::Permanent },
             output: RunOutput::default(),
             children: Vec::new(),
             state: Vec::new(),
             took: Duration::ZERO,
-        };
-        let params = ExchangeParams { host, now: NOW, settles: Arc::new([settle]), claim: None, hand_off: HandOff::default() };
-        match self.model.exchange(&params) {
-            Ok(_) => Ok(()),
-            // Rescued: everything stops, and it registers anew (C3).
-            Err(_) => self.register(at, served),
+        });
+        let hand_off = HandOff { passes: passes.as_slice().into(), ..HandOff::default() };
+        let params = ExchangeParams { host, now: NOW, settles: settles.collect(), claim: None, hand_off };
+        // Rescued: everything stops, and it registers anew (C3).
+        let Ok(done) = self.model.exchange(&params) else { return self.register(at, served) };
+        if !done.not_passed.is_empty() {
+            return Err(format!("host {at} passed slots on to {:?}, and had none", done.not_passed));
         }
+        if which != Which::AllUnheard {
+            let Host { runs, passes: unanswered, .. } = &mut self.hosts[at];
+            runs.retain(|run| !ended.contains(run));
+            unanswered.retain(|pass| !passes.contains(pass));
+        }
+        Ok(())
     }
+}
+
+/// Which ends are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Which {
+    All,
+    /// All, and the host does not hear of it.
+    AllUnheard,
+    One,
 }
 
 /// What a transaction is made of: key rows taken one by one.
@@ -667,6 +876,7 @@ pub mod locks {
                         Verdict::Start => Stand::Running,
                         Verdict::Park { key, ticket, .. } => Stand::Parked(key.0, ticket),
                         Verdict::Skip { .. } => return Err("a waiting job was skipped".to_owned()),
+                        Verdict::WaitLocally => return Err("a job waits inside a host that did not ask for it".to_owned()),
                     };
                 }
             }
@@ -676,7 +886,7 @@ pub mod locks {
                     Effect::Free { job } => state.slots.iter_mut().for_each(|held| held.retain(|holder| *holder != job.0 as usize)),
                     Effect::Reserve { job } => state.jobs[job.0 as usize] = Stand::Reserved,
                     Effect::Wake { job } => state.jobs[job.0 as usize] = Stand::Ready,
-                    Effect::KeepTicket { .. } | Effect::Block { .. } | Effect::Unblock { .. } => {}
+                    Effect::Pass { .. } | Effect::KeepTicket { .. } | Effect::Block { .. } | Effect::Unblock { .. } => {}
                 }
             }
             match state.slots.iter().position(|held| held.len() > self.limit as usize) {

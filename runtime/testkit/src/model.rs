@@ -21,8 +21,8 @@ use warp_domain::resolve::{Declarations, resolve};
 use warp_domain::{ClaimToken, Digest, HostId, JobHandle, JobId, KeyId, UnixMillis};
 use warp_store::codec::{JsonPayload, check_new_job};
 use warp_store::{
-    AuditRow, CancelSignal, ClaimParams, Claimed, CommandVerdict, EnqueueVerdict, ExchangeParams, Exchanged, HostInfo, Lane, LogLine,
-    NewJob, Pause, Rescued, RunOutput, Served, Settle, SettleVerdict, StateChange, StateVerdict, StateWrite, StoreError, StoreErrorKind,
+    AuditRow, CancelSignal, ClaimParams, Claimed, CommandVerdict, EnqueueVerdict, ExchangeParams, Exchanged, HandOff, HostInfo, Lane, Local,
+    LogLine, NewJob, Pass, Pause, Rescued, RunOutput, Served, Settle, SettleVerdict, StateChange, StateVerdict, StateWrite, StoreError, StoreErrorKind,
 };
 
 /// Where a row stands.
@@ -200,6 +200,24 @@ pub enum Event {
         /// Its token.
         token: ClaimToken,
     },
+    /// A claim gave it a token and no slot: it waits inside its host (B8).
+    Waits {
+        /// The job.
+        job: JobHandle,
+        /// Its token.
+        token: ClaimToken,
+        /// The key.
+        key: KeyId,
+    },
+    /// A slot passed on inside a host (B8).
+    Passed {
+        /// The key.
+        key: KeyId,
+        /// Whose it was.
+        from: JobHandle,
+        /// Whose it is.
+        to: JobHandle,
+    },
     /// It stands in line.
     Parked {
         /// The job.
@@ -300,6 +318,33 @@ pub enum Mutation {
     StartForgetsTicket,
     /// A line that was loaded in part and used up is not loaded further.
     NoReload,
+    /// B8: what has passed on is written behind the ends.
+    PassAfterEnds,
+    /// B8: the end of a run frees its key's slot although it has passed on.
+    EndFreesPassedSlot,
+    /// B8: a host is given local waiters although it holds no slot.
+    WaitersWithoutSlot,
+    /// B8: a host begins a waiter and does not write that the slot has passed on.
+    BeginsWithoutPass,
+    /// B8: a host begins a waiter in place of a run that was stamped with another limit.
+    BeginsUnlike,
+    /// B8: a host begins a waiter in place of a run that was claimed after it.
+    BeginsBehind,
+    /// B8: a host begins a waiter beside the run whose slot it is to have.
+    BeginsBeside,
+    /// B8: the end of a waiter is written before it is known that the slot has passed to it.
+    EndOvertakesPass,
+    /// B8: a waiter that does not begin is kept.
+    KeepsWaiters,
+}
+
+#[cfg(feature = "mutations")]
+impl Mutation {
+    /// Whether it is about slots that pass on inside a host.
+    #[must_use]
+    pub fn is_about_waiters(self) -> bool {
+        self >= Mutation::PassAfterEnds
+    }
 }
 
 /// What is going on in one transaction.
@@ -351,6 +396,8 @@ pub struct Model {
     pub mutation: Option<Mutation>,
     #[cfg(feature = "mutations")]
     stale: BTreeMap<KeyId, KeyState>,
+    #[cfg(feature = "mutations")]
+    passed_on: BTreeMap<JobHandle, JobHandle>,
 }
 
 /// Whether this mutation is on. Without the feature none is, and its code is not there.
@@ -462,6 +509,14 @@ impl Model {
                     let taken = self.slots.insert((key, number), SlotRow { job, limit, token: None, since: tx.now });
                     assert!(taken.is_none() || self.is_mutated(), "slot {number} of {key:?} was taken twice");
                 }
+                Effect::Pass { key, from, to } => {
+                    let token = self.rows.get(&to).and_then(|row| row.token);
+                    let mut slots = self.slots.range_mut((key, 0)..=(key, u32::MAX));
+                    if let Some((_, slot)) = slots.find(|(_, slot)| slot.job == from) {
+                        (slot.job, slot.token, slot.since) = (to, token, tx.now);
+                        self.journal.push(Event::Passed { key, from, to });
+                    }
+                }
                 Effect::Reserve { job } => self.stand(job, Place::Reserved, tx.now, Event::Reserved(job)),
                 Effect::Wake { job } => self.stand(job, Place::Ready, tx.now, Event::Woken(job)),
                 Effect::Free { job } => {
@@ -537,6 +592,12 @@ impl Model {
         #[cfg(feature = "mutations")]
         if forgets {
             tx.ledger.break_rule(None);
+        }
+        #[cfg(feature = "mutations")]
+        if let (Some(Mutation::EndFreesPassedSlot), [key]) = (self.mutation, &keys[..])
+            && let Some(to) = self.passed_on.remove(&job)
+        {
+            tx.ledger.release(to, &[*key]);
         }
         self.write(tx);
     }
@@ -931,11 +992,21 @@ impl Model {
         #[cfg(feature = "mutations")]
         let before: BTreeMap<_, _> = self.keys.keys().map(|&key| (key, self.view(key, 0))).collect();
         let decided = self.journal.len();
+        let HandOff { passes, wanted } = &params.hand_off;
+        // Before the ends: whoever ends has no slot any more that it could leave to others.
+        let passes_first = !broken!(self, PassAfterEnds);
+        let mut not_passed = if passes_first { self.pass(params.host, passes, params.now) } else { Vec::new() };
         // One view of the keys for both halves: what an end has promised to a wide job, the claims count.
         let (settled, mut tx) = self.settle_batch(params.host, &params.settles, params.now);
-        let mut done = Exchanged { settled, ..Exchanged::default() };
+        if !passes_first {
+            self.commit(tx);
+            not_passed = self.pass(params.host, passes, params.now);
+            tx = self.begin(params.now);
+        }
+        let mut done = Exchanged { settled, not_passed, ..Exchanged::default() };
         if let Some(claim) = &params.claim {
-            self.claim(&mut tx, params.host, claim, &mut done);
+            let mut wanted: Vec<_> = wanted.iter().map(|wanted| (wanted.key, wanted.most)).collect();
+            self.claim(&mut tx, params.host, claim, &mut wanted, &mut done);
         }
         self.commit(tx);
         let due = self.rows.values().filter(|row| row.place == Place::Scheduled).map(|row| row.due);
@@ -951,6 +1022,39 @@ impl Model {
             self.stale = before;
         }
         Ok(done)
+    }
+
+    /// B8. Slots that have passed on inside a host, in order; the waiters that have none after it. One that has passed
+    /// before is found with the waiter, or the waiter has ended.
+    fn pass(&mut self, host: HostId, passes: &[Pass], now: UnixMillis) -> Vec<ClaimToken> {
+        let mut not_passed = Vec::new();
+        if passes.is_empty() {
+            return not_passed;
+        }
+        let mut tx = self.begin(now);
+        for &Pass { key, from, to } in passes {
+            let holds = |model: &Self, job| model.slots.range((key, 0)..=(key, u32::MAX)).any(|(_, slot)| slot.job == job);
+            if !self.owns(host, to.0, to.1) || holds(self, to.0) {
+                continue;
+            }
+            self.need(&mut tx, &[key]);
+            if self.owns(host, from.0, from.1) && tx.ledger.pass(key, from.0, to.0) {
+                self.write(&mut tx);
+                #[cfg(feature = "mutations")]
+                self.passed_on.insert(from.0, to.0);
+            } else {
+                not_passed.push(to.1);
+            }
+        }
+        self.commit(tx);
+        not_passed
+    }
+
+    /// Whether a run of this host holds a slot of the key.
+    fn host_holds(&self, host: HostId, key: KeyId) -> bool {
+        let runs_here = |job| self.rows.get(&job).is_some_and(|row| row.place == Place::Running && row.host == Some(host));
+        let mut slots = self.slots.range((key, 0)..=(key, u32::MAX)).map(|(_, slot)| slot);
+        slots.any(|slot| slot.token.is_some() && runs_here(slot.job)) || broken!(self, WaitersWithoutSlot)
     }
 
     /// One transaction, which is still open, or, when a row cannot be written, halves of the batch until that row stands
@@ -1074,7 +1178,8 @@ impl Model {
     }
 
     /// Page by page, what is reserved first, oldest due first; what a page has woken is in the next.
-    fn claim(&mut self, tx: &mut Tx, host: HostId, params: &ClaimParams, done: &mut Exchanged) {
+    /// Last come waiters out of the lines of the wanted keys.
+    fn claim(&mut self, tx: &mut Tx, host: HostId, params: &ClaimParams, wanted: &mut [(KeyId, u32)], done: &mut Exchanged) {
         let now = tx.now;
         for row in self.rows.values_mut().filter(|row| row.place == Place::Scheduled && row.due <= now) {
             row.place = Place::Ready;
@@ -1098,13 +1203,42 @@ impl Model {
             self.name_keys(&found);
             for (job, lane) in found {
                 if done.claimed.len() < most {
-                    self.claim_one(tx, host, job, lane, done);
+                    self.claim_one(tx, host, job, lane, wanted, done);
                 }
             }
             self.hand_on_further(tx);
             page = (page * 2).clamp(64, 1024);
         }
         done.more = done.claimed.len() >= most || seen >= MOST_CANDIDATES;
+        for &mut (key, left) in wanted {
+            let left = usize::try_from(left).unwrap_or(usize::MAX).min(most.saturating_sub(done.claimed.len()));
+            if !done.more && left > 0 && self.host_holds(host, key) {
+                self.take_waiters(tx, host, key, left, &lanes, done);
+            }
+        }
+    }
+
+    /// B8: out of the line, as far as its oldest may wait inside the host.
+    fn take_waiters(&mut self, tx: &mut Tx, host: HostId, key: KeyId, most: usize, lanes: &[Lane], done: &mut Exchanged) {
+        let mut left = most;
+        self.need(tx, &[key]);
+        loop {
+            let lane_of = |job| {
+                let row = self.rows.get(&job).filter(|row| row.order() == Order::Any)?;
+                let is_its = |lane: &&Lane| row.job.queue == lane.queue && row.job.contract == lane.declarations.contract;
+                lanes.iter().find(is_its).cloned()
+            };
+            let taken = tx.ledger.take_waiters(key, left, |waiter| lane_of(waiter.job).is_some());
+            let taken: Vec<_> = taken.into_iter().filter_map(|waiter| Some((waiter.job, lane_of(waiter.job)?))).collect();
+            if taken.is_empty() {
+                return;
+            }
+            left -= taken.len();
+            for (job, lane) in taken {
+                self.start(tx, host, job, lane, Some(key), done);
+            }
+            self.hand_on_further(tx);
+        }
     }
 
     fn page(&self, lanes: &[Lane], place: Place, most: usize) -> Vec<(JobHandle, Lane)> {
@@ -1136,7 +1270,15 @@ impl Model {
         }
     }
 
-    fn claim_one(&mut self, tx: &mut Tx, host: HostId, job: JobHandle, lane: Lane, done: &mut Exchanged) {
+    fn claim_one(
+        &mut self,
+        tx: &mut Tx,
+        host: HostId,
+        job: JobHandle,
+        lane: Lane,
+        wanted: &mut [(KeyId, u32)],
+        done: &mut Exchanged,
+    ) {
         let Some(row) = self.rows.get(&job) else { return };
         let has_started = row.stamp.is_some();
         let reserved = row.place == Place::Reserved;
@@ -1164,6 +1306,7 @@ impl Model {
             row.stamp = Some(stamp.clone());
             row.keys = Some(keys.clone());
         }
+        let mut wanted = wanted.iter_mut().find(|(key, left)| keys == [*key] && *left > 0 && self.host_holds(host, *key));
         let verdict = match stamp.concurrency.as_ref().map(|stamped| &stamped.value) {
             None => Verdict::Start,
             Some(rules) => {
@@ -1184,12 +1327,18 @@ impl Model {
                     ticket,
                     reserved,
                     has_started,
-                    local: false,
+                    local: wanted.is_some(),
                 })
             }
         };
         match verdict {
-            Verdict::Start => self.start(tx, host, job, lane, done),
+            Verdict::Start => self.start(tx, host, job, lane, None, done),
+            Verdict::WaitLocally => {
+                if let Some((key, left)) = &mut wanted {
+                    *left -= 1;
+                    self.start(tx, host, job, lane, Some(*key), done);
+                }
+            }
             Verdict::Park { key, ticket, refusal } => {
                 if let Some(row) = self.rows.get_mut(&job) {
                     (row.place, row.parked_on, row.ticket, row.changed_at) = (Place::Parked, Some(key), Some(ticket), tx.now);
@@ -1222,7 +1371,8 @@ impl Model {
         }
     }
 
-    fn start(&mut self, tx: &mut Tx, host: HostId, job: JobHandle, lane: Lane, done: &mut Exchanged) {
+    /// With a key: without a slot of it, to wait inside the host.
+    fn start(&mut self, tx: &mut Tx, host: HostId, job: JobHandle, lane: Lane, waits: Option<KeyId>, done: &mut Exchanged) {
         // Drawn after the grant, so that of two holders the later has the larger (C1, §4 of the design).
         self.last_token += 1;
         let mut token = ClaimToken(self.last_token);
@@ -1231,7 +1381,10 @@ impl Model {
             token = ClaimToken(self.last_token + if host.0 % 2 == 0 { 1000 } else { 0 });
         }
         // Before the effects: one of them may hand on what this start no longer keeps.
-        self.journal.push(Event::Started { job, token });
+        self.journal.push(match waits {
+            None => Event::Started { job, token },
+            Some(key) => Event::Waits { job, token, key },
+        });
         self.write(tx);
         for slot in self.slots.values_mut().filter(|slot| slot.job == job) {
             slot.token = Some(token);
@@ -1242,6 +1395,11 @@ impl Model {
         row.runs += 1;
         row.attempts += 1;
         row.digest = Some(lane.declarations.digest);
+        let passes = |rules: &&Concurrency| rules.weight == 1 && rules.order == Order::Any;
+        let holds = match row.keys.as_deref() {
+            Some([key]) => row.concurrency().filter(passes).map(|_| Local::Holds(*key)),
+            _ => None,
+        };
         done.claimed.push(Claimed {
             handle: job,
             id: row.job.id,
@@ -1254,7 +1412,7 @@ impl Model {
             stamp: row.stamp.clone().unwrap_or_default(),
             keyed: row.keys.as_ref().is_some_and(|keys| !keys.is_empty()),
             fence: row.keys.as_ref().filter(|keys| !keys.is_empty()).map(|_| token.0.unsigned_abs()),
-            local: None,
+            local: waits.map(Local::Waits).or(holds),
             created_at: row.created_at,
             claimed_at: tx.now,
             lane,

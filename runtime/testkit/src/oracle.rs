@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use warp_domain::policy::{Concurrency, Mode, OnRetry, Order, Stamp};
-use warp_domain::{ClaimToken, JobHandle, KeyId};
+use warp_domain::{ClaimToken, HostId, JobHandle, KeyId};
 
 use crate::model::{Event, Model, Place, Row};
 
@@ -26,10 +26,23 @@ pub enum Stand {
     Parked(KeyId),
     /// Slots taken, no token.
     Reserved,
-    /// A run.
+    /// A run that holds a slot of each of its keys.
     Running(ClaimToken),
+    /// A run of its host without one: a local waiter, or one whose slot has passed on (B8).
+    Slotless(ClaimToken),
     /// Completed, Failed or Deleted.
     Over,
+}
+
+impl Stand {
+    /// The token of a run.
+    #[must_use]
+    pub fn token(self) -> Option<ClaimToken> {
+        match self {
+            Stand::Running(token) | Stand::Slotless(token) => Some(token),
+            _ => None,
+        }
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -41,6 +54,8 @@ struct Account {
     /// Has been started or parked before.
     seen: bool,
     stamp: Option<Arc<Stamp>>,
+    /// Who runs or ran it last.
+    host: Option<HostId>,
 }
 
 /// The account.
@@ -48,6 +63,8 @@ struct Account {
 pub struct Oracle {
     jobs: BTreeMap<JobHandle, Account>,
     limits: BTreeMap<KeyId, u32>,
+    /// Keys that an operator has ever limited: their holders may be more than any stamp allows.
+    limited: BTreeSet<KeyId>,
     /// The largest token that ever held the key.
     fences: BTreeMap<KeyId, ClaimToken>,
     /// Starts seen.
@@ -58,6 +75,10 @@ pub struct Oracle {
     pub skips: u64,
     /// Slots handed on.
     pub hand_ons: u64,
+    /// Jobs that waited inside a host.
+    pub waits: u64,
+    /// Slots that passed on inside a host.
+    pub passes: u64,
 }
 
 /// A job's rules, read from its row's stamp.
@@ -91,7 +112,7 @@ impl Oracle {
     }
 
     fn account(&mut self, job: JobHandle) -> &mut Account {
-        self.jobs.entry(job).or_insert(Account { stand: Stand::Idle, ticket: None, blocks: false, seen: false, stamp: None })
+        self.jobs.entry(job).or_insert(Account { stand: Stand::Idle, ticket: None, blocks: false, seen: false, stamp: None, host: None })
     }
 
     fn limit(&self, key: KeyId, stamped: u32) -> u32 {
@@ -190,6 +211,19 @@ impl Oracle {
                 account.stand = Stand::Running(token);
                 account.seen = true;
                 account.blocks = false;
+                account.host = row.host;
+            }
+            Event::Waits { job, token, key } => {
+                self.waits += 1;
+                self.waits_inside(model, job, key)?;
+                let account = self.account(job);
+                account.stand = Stand::Slotless(token);
+                account.seen = true;
+                account.host = model.rows.get(&job).and_then(|row| row.host);
+            }
+            Event::Passed { key, from, to } => {
+                self.passes += 1;
+                self.passed(model, key, from, to)?;
             }
             Event::Parked { job, key, ticket } => {
                 woken.remove(&job);
@@ -261,10 +295,114 @@ impl Oracle {
             }
             Event::Committed => woken.clear(),
             Event::Limit(key, limit) => {
+                self.limited.insert(key);
                 match limit {
                     Some(limit) => self.limits.insert(key, limit),
                     None => self.limits.remove(&key),
                 };
+            }
+        }
+        Ok(())
+    }
+
+    /// B8. Whoever waits inside a host is the next in line anyway, and its host holds what will come to it.
+    fn waits_inside(&mut self, model: &Model, job: JobHandle, key: KeyId) -> Result<(), Broken> {
+        let before = self.account(job).stand;
+        let seen = self.account(job).seen;
+        let row = model.rows.get(&job).ok_or("a job without a row waits inside a host")?;
+        let rules = rules(row).filter(|rules| rules.keys == [key]).ok_or("a job that has not this key alone waits inside a host")?;
+        if !(before == Stand::Idle || before == Stand::Parked(key)) {
+            return Err(format!("{job:?} was taken to wait inside a host while {before:?}"));
+        }
+        if rules.family.weight != 1 || rules.family.order != Order::Any || rules.family.mode == Mode::Skip && !seen {
+            return Err(format!("{job:?} waits inside a host, and by its policy it must not"));
+        }
+        let host_paused = row.host.and_then(|host| model.hosts.get(&host)).is_some_and(|host| host.paused.is_some());
+        if host_paused || model.paused_queues.contains_key(&row.job.queue) {
+            return Err(format!("{job:?} waits inside a host although its queue or its host is paused"));
+        }
+        let wants = |other: &JobHandle| model.rows.get(other).and_then(self::rules).is_some_and(|rules| rules.keys.contains(&key));
+        let blocked = self.jobs.iter().any(|(other, account)| account.blocks && wants(other));
+        if self.limits.contains_key(&key) || blocked {
+            return Err(format!("{job:?} waits inside a host for {key:?}, which an operator or a retry delay restricts"));
+        }
+        if self.fits(model, key, job, rules.family, true, 0).is_ok() {
+            return Err(format!("{job:?} waits inside a host for {key:?}, which has room"));
+        }
+        self.overtakes(model, key, job)?;
+        let others = self.jobs.iter().filter(|(other, _)| **other != job).filter_map(|(other, account)| {
+            let rules = self::rules(model.rows.get(other)?).filter(|rules| rules.keys.contains(&key))?;
+            matches!(account.stand, Stand::Running(_) | Stand::Reserved).then_some((account.stand, account.host, rules.family.limit))
+        });
+        let others: Vec<_> = others.collect();
+        if others.iter().any(|(.., limit)| *limit != rules.family.limit) {
+            return Err(format!("{job:?} waits inside a host for {key:?} beside holders of another limit"));
+        }
+        if !others.iter().any(|(stand, host, _)| matches!(stand, Stand::Running(_)) && *host == row.host) {
+            return Err(format!("{job:?} waits inside a host that holds no slot of {key:?}"));
+        }
+        Ok(())
+    }
+
+    /// B8. The number of holders and the limits that they are held to stay what they were.
+    fn passed(&mut self, model: &Model, key: KeyId, from: JobHandle, to: JobHandle) -> Result<(), Broken> {
+        let (Stand::Running(old), Stand::Slotless(token)) = (self.account(from).stand, self.account(to).stand) else {
+            return Err(format!("a slot passed from {from:?} to {to:?}, which are {:?} and {:?}", self.stand(from), self.stand(to)));
+        };
+        let (here, there) = (self.account(from).host, self.account(to).host);
+        let keyed = |job| model.rows.get(&job).and_then(rules);
+        let (Some(giver), Some(taker)) = (keyed(from), keyed(to)) else {
+            return Err(format!("a slot passed from {from:?} to {to:?}, which have not both keys"));
+        };
+        if here != there || giver.keys != [key] || taker.keys != [key] || giver.family.weight != 1 {
+            return Err(format!("a slot of {key:?} passed from {from:?} to {to:?}, which do not both run on one host for that key alone"));
+        }
+        if giver.family.limit != taker.family.limit {
+            return Err(format!("a slot passed from {from:?} at limit {} to {to:?} at {}", giver.family.limit, taker.family.limit));
+        }
+        // Beside others who may hold the key they need not grow: of a mutex they do.
+        let fence = self.fences.entry(key).or_insert(token);
+        if taker.family.limit <= 1 && !self.limited.contains(&key) && (*fence > token || old > token) {
+            return Err(format!("fencing token {token:?} of {key:?} does not grow: {fence:?} was there"));
+        }
+        *fence = token.max(*fence);
+        self.account(from).stand = Stand::Slotless(old);
+        self.account(to).stand = Stand::Running(token);
+        Ok(())
+    }
+
+    /// Attempts that are being executed now, by hosts whose claims are good, with the registration: on a host never more
+    /// than slots name its runs, and over all hosts no more than their stamps allow.
+    ///
+    /// # Errors
+    /// The key and who runs beside whom.
+    pub fn executing(&self, model: &Model, runs: &[(HostId, JobHandle)]) -> Result<(), Broken> {
+        let mut by_key: BTreeMap<KeyId, Vec<(HostId, JobHandle, &Concurrency)>> = BTreeMap::new();
+        for &(host, job) in runs {
+            let Some(rules) = model.rows.get(&job).and_then(rules) else { continue };
+            for key in rules.keys {
+                by_key.entry(*key).or_default().push((host, job, rules.family));
+            }
+        }
+        for (key, runs) in by_key {
+            for &(host, ..) in &runs {
+                let here: u32 = runs.iter().filter(|(of, ..)| *of == host).map(|(.., family)| family.weight).sum();
+                let named = |job| model.rows.get(&job).is_some_and(|row| row.place == Place::Running && row.host == Some(host));
+                let slots = model.slots.iter().filter(|((of, _), slot)| *of == key && named(slot.job)).count();
+                if here as usize > slots {
+                    return Err(format!("{host:?} executes {here} of {key:?}, and holds {slots} slots: {runs:?}"));
+                }
+            }
+            if self.limited.contains(&key) {
+                continue;
+            }
+            for (_, job, family) in &runs {
+                let limit = family.limit.max(1);
+                let bound = runs.iter().filter(|(.., other)| other.limit.max(1) <= limit);
+                let beside: u32 = if limit == 1 { runs.iter().map(|(.., other)| other.weight).sum() } else { bound.map(|(.., other)| other.weight).sum() };
+                if beside > limit {
+                    return Err(format!("{job:?} is executed at limit {limit} of {key:?}, and {runs:?} are"));
+                }
             }
         }
         Ok(())
@@ -314,7 +452,7 @@ impl Oracle {
                 Stand::Woken(key) => row.place == Place::Ready && row.parked_on == Some(key),
                 Stand::Parked(key) => row.place == Place::Parked && row.parked_on == Some(key) && row.ticket == account.ticket,
                 Stand::Reserved => row.place == Place::Reserved,
-                Stand::Running(token) => row.place == Place::Running && row.token == Some(token),
+                Stand::Running(token) | Stand::Slotless(token) => row.place == Place::Running && row.token == Some(token),
                 Stand::Over => row.place.state().is_final(),
             };
             if !agrees {

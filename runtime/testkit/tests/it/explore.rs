@@ -27,7 +27,7 @@ fn cases() -> Vec<Case> {
     let delete = Budget { deletes: 1, ..Budget::default() };
     let retry = Budget { retries: 1, ..Budget::default() };
     let sweep = Budget { sweeps: 2, ..Budget::default() };
-    let everything = Budget { crashes: 1, freezes: 1, deletes: 1, retries: 1, sweeps: 1 };
+    let everything = Budget { crashes: 1, freezes: 1, deletes: 1, retries: 1, sweeps: 1, losses: 0 };
     vec![
         case("limit 1, 4 jobs", &[wait(A, 1); 4]),
         case("limit 2, 4 jobs", &[wait(A, 2); 4]),
@@ -53,17 +53,90 @@ fn cases() -> Vec<Case> {
     ]
 }
 
-#[test]
-fn every_interleaving_keeps_every_promise() {
-    for case in cases() {
+fn inside(name: &'static str, jobs: &[Spec]) -> Case {
+    Case { inside: true, ..case(name, jobs) }
+}
+
+/// B8: slots pass on inside the hosts.
+fn inside_cases() -> Vec<Case> {
+    let budget = |change: &dyn Fn(&mut Budget)| {
+        let mut budget = Budget::default();
+        change(&mut budget);
+        budget
+    };
+    let skip = Spec { mode: Mode::Skip, ..wait(A, 1) };
+    let fifo = |limit| Spec { order: Order::Fifo, ..wait(A, limit) };
+    vec![
+        inside("inside, limit 1, 3 jobs", &[wait(A, 1); 3]),
+        inside("inside, limit 2, 3 jobs", &[wait(A, 2); 3]),
+        inside("inside, two keys, 4 jobs", &[wait(A, 1), wait(A, 1), wait(B, 1), wait(B, 1)]),
+        inside("inside, two keys and a wide job", &[wait(A, 1), wait(AB, 1), wait(A, 1)]),
+        inside("inside, Skip", &[wait(A, 1), skip, wait(A, 1)]),
+        inside("inside, stamps 1 and 3", &[wait(A, 1), wait(A, 1), wait(A, 3), wait(A, 3)]),
+        inside("inside, stamps 1, 2 and 2", &[wait(A, 2), wait(A, 1), wait(A, 2)]),
+        Case { budget: budget(&|b| b.retries = 1), ..inside("inside, fifo beside any, a retry", &[fifo(2), wait(A, 2), wait(A, 2)]) },
+        Case { limits: vec![Some(1), None], ..inside("inside, limit 2→1, 3 jobs", &[wait(A, 2); 3]) },
+        Case { limits: vec![Some(2), None], ..inside("inside, limit 1→2, 3 jobs", &[wait(A, 1); 3]) },
+        Case { limits: vec![Some(0), None], ..inside("inside, paused, 3 jobs", &[wait(A, 1); 3]) },
+        Case { budget: budget(&|b| b.crashes = 1), ..inside("inside, host crash, 3 jobs", &[wait(A, 1); 3]) },
+        Case { budget: budget(&|b| b.freezes = 1), ..inside("inside, frozen host, 2 jobs", &[wait(A, 1); 2]) },
+        Case { budget: budget(&|b| (b.deletes, b.retries) = (1, 1)), ..inside("inside, delete and retry, 2 jobs", &[wait(A, 1); 2]) },
+        Case { budget: budget(&|b| b.losses = 1), ..inside("inside, lost answer, 3 jobs", &[wait(A, 1); 3]) },
+        Case { budget: budget(&|b| b.sweeps = 1), ..inside("inside, unclaimed reservations, 3 jobs", &[wait(A, 1); 3]) },
+    ]
+}
+
+/// Minutes, not seconds.
+fn large_inside_cases() -> Vec<Case> {
+    let budget = |change: &dyn Fn(&mut Budget)| {
+        let mut budget = Budget::default();
+        change(&mut budget);
+        budget
+    };
+    vec![
+        inside("inside, limit 1, 4 jobs", &[wait(A, 1); 4]),
+        inside("inside, limit 2, 4 jobs", &[wait(A, 2); 4]),
+        inside("inside, stamps 2, 2, 2 and 3", &[wait(A, 2), wait(A, 2), wait(A, 2), wait(A, 3)]),
+        Case { budget: budget(&|b| b.freezes = 1), ..inside("inside, frozen host, 3 jobs", &[wait(A, 1); 3]) },
+        Case { budget: budget(&|b| (b.deletes, b.retries) = (1, 1)), ..inside("inside, delete and retry, 3 jobs", &[wait(A, 1); 3]) },
+        Case { budget: budget(&|b| (b.losses, b.retries) = (1, 1)), ..inside("inside, lost answer and retry, 3 jobs", &[wait(A, 1); 3]) },
+        Case { limits: vec![Some(1), Some(2), None], ..inside("inside, limit 2→1→2, 4 jobs", &[wait(A, 2); 4]) },
+        Case {
+            budget: budget(&|b| (b.crashes, b.losses) = (1, 1)),
+            limits: vec![Some(2), None],
+            ..inside("inside, crash, lost answer, limit 1→2, 3 jobs", &[wait(A, 1); 3])
+        },
+    ]
+}
+
+fn check(cases: Vec<Case>) {
+    for case in cases {
         match explore(&case) {
             Ok(explored) => {
-                println!("{:<34} {:>7} states {:>8} steps", case.name, explored.states, explored.steps);
+                println!("{:<46} {:>7} states {:>8} steps", case.name, explored.states, explored.steps);
                 assert!(explored.states > 50, "{}: only {explored:?}", case.name);
             }
             Err(found) => panic!("{}: {}\n  {}", case.name, found.broken, found.path.join("\n  ")),
         }
     }
+}
+
+#[test]
+fn every_interleaving_keeps_every_promise() {
+    check(cases());
+}
+
+#[test]
+fn every_interleaving_with_local_waiters_keeps_every_promise() {
+    check(inside_cases());
+}
+
+/// Of all cases, or of the one that `WARP_CASE` names.
+#[test]
+#[ignore = "minutes; `cargo xtask soak interleavings` runs it"]
+fn every_interleaving_of_large_cases_with_local_waiters_keeps_every_promise() {
+    let only = std::env::var("WARP_CASE").ok();
+    check(large_inside_cases().into_iter().filter(|case| only.as_ref().is_none_or(|only| case.name == only)).collect());
 }
 
 #[test]

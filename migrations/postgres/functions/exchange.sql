@@ -119,6 +119,7 @@ DECLARE
     v_candidate record;
     v_peeked bool := false;
     v_stranded bigint[];
+    v_oldest bigint;
 BEGIN
     PERFORM pg_advisory_xact_lock_shared(hashtext('warp.host'), p_host);
     IF NOT EXISTS (SELECT FROM warp.host h WHERE h.id = p_host) THEN
@@ -309,6 +310,26 @@ BEGIN
         PERFORM warp.session_wakes(p_session -> 'wakes', v_now);
         PERFORM warp.session_look(array(SELECT (k #>> '{}')::bigint FROM jsonb_array_elements(p_session -> 'looks') k), v_now)
           WHERE jsonb_array_length(p_session -> 'looks') > 0;
+    END IF;
+
+    -- B8: of keys whose slots the host holds, those in line who are older than everything that is ready. Else a claim would
+    -- park what is new behind them, a page at a time, for want of what it could have had here.
+    IF v_left > 0 AND cardinality(w_key) > 0 THEN
+        SELECT min(r.due) INTO v_oldest
+          FROM unnest(c_lane) l (lane)
+         CROSS JOIN LATERAL ((SELECT r.due FROM warp.ready r WHERE r.lane = l.lane AND r.place = 1 ORDER BY r.due, r.handle LIMIT 1)
+                             UNION ALL
+                             (SELECT r.due FROM warp.ready r WHERE r.lane = l.lane AND r.place = 3 ORDER BY r.due, r.handle LIMIT 1)) r;
+        FOR v_at IN 1 .. coalesce(cardinality(w_key), 0) LOOP
+            CONTINUE WHEN least(w_most[v_at], v_left) <= 0;
+            RETURN QUERY
+            SELECT 2::smallint, v_ord, t.handle, j.id, t.token, t.run, t.attempt, t.lane, t.stamp, true, j.created_at, t.due, j.payload, j.metadata, j.trace_parent, 1, w_key[v_at]
+              FROM warp.take_waiters(w_key[v_at], least(w_most[v_at], v_left), p_host, c_lane, c_digest, v_oldest, v_now) t
+              JOIN warp.job j ON j.handle = t.handle;
+            GET DIAGNOSTICS v_count = ROW_COUNT;
+            v_left := v_left - v_count;
+            w_most[v_at] := w_most[v_at] - v_count;
+        END LOOP;
     END IF;
 
     -- Claims, page by page: what is reserved for these lanes first, then what is ready, oldest due first. The first page is
@@ -578,17 +599,18 @@ BEGIN
         END IF;
     END LOOP;
 
-    -- B8: the rest of what the host would take waits inside it comes out of the lines of keys whose slots it holds. Not
-    -- before every candidate in sight has been decided.
+    -- B8: the rest of those who may wait inside the host, whoever is older. Not before every candidate in sight has been
+    -- decided.
     IF v_left > 0 AND NOT v_peeked THEN
         FOR v_at IN 1 .. coalesce(cardinality(w_key), 0) LOOP
             CONTINUE WHEN least(w_most[v_at], v_left) <= 0;
             RETURN QUERY
             SELECT 2::smallint, v_ord, t.handle, j.id, t.token, t.run, t.attempt, t.lane, t.stamp, true, j.created_at, t.due, j.payload, j.metadata, j.trace_parent, 1, w_key[v_at]
-              FROM warp.take_waiters(w_key[v_at], least(w_most[v_at], v_left), p_host, c_lane, c_digest, v_now) t
+              FROM warp.take_waiters(w_key[v_at], least(w_most[v_at], v_left), p_host, c_lane, c_digest, NULL, v_now) t
               JOIN warp.job j ON j.handle = t.handle;
             GET DIAGNOSTICS v_count = ROW_COUNT;
             v_left := v_left - v_count;
+            w_most[v_at] := w_most[v_at] - v_count;
         END LOOP;
     END IF;
 

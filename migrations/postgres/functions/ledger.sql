@@ -326,10 +326,10 @@ BEGIN
 END $$;
 
 -- B8: takes the oldest waiters of a key, as far as they may wait inside this host: it holds a slot that will come to them.
--- Nobody behind one who may not is taken. They are runs of the host without a slot; their tokens grow in the line's order.
+-- Nobody behind one who may not is taken, nor who was due after `p_due` (NULL is no bound). They are runs of the host without a slot; their tokens grow in the line's order.
 -- The key's row is locked. SKIP LOCKED passes over a row that an operator is changing, as `warp.hand_on` does.
 -- Indexes: waiting_parked in its order, primary keys of waiting and policy.
-CREATE OR REPLACE FUNCTION warp.take_waiters(p_key bigint, p_most int, p_host int, p_lanes int[], p_digests int[], p_now bigint)
+CREATE OR REPLACE FUNCTION warp.take_waiters(p_key bigint, p_most int, p_host int, p_lanes int[], p_digests int[], p_due bigint, p_now bigint)
 RETURNS TABLE (handle bigint, token bigint, run int, attempt int, lane int, stamp int, due bigint) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -340,10 +340,10 @@ BEGIN
     END IF;
     RETURN QUERY
     WITH line AS MATERIALIZED (
-        SELECT w.handle, w.ticket, w.lane, w.stamp, w.keys FROM warp.waiting w
+        SELECT w.handle, w.ticket, w.due, w.lane, w.stamp, w.keys FROM warp.waiting w
          WHERE w.place = 2 AND w.parked_on = p_key ORDER BY w.ticket LIMIT p_most FOR UPDATE SKIP LOCKED
     ), fit AS MATERIALIZED (
-        SELECT l.handle, bool_and(cardinality(l.keys) = 1 AND l.lane = ANY (p_lanes)
+        SELECT l.handle, bool_and(cardinality(l.keys) = 1 AND l.lane = ANY (p_lanes) AND (p_due IS NULL OR l.due <= p_due)
                                   AND coalesce((SELECT p.weight = 1 AND NOT p.is_fifo AND greatest(p.slots, 1) = v_limit FROM warp.policy p WHERE p.id = l.stamp), false))
                          OVER (ORDER BY l.ticket) AS may
           FROM line l

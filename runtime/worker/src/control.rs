@@ -702,14 +702,14 @@ impl Control {
     }
 
     fn room(&self, group: usize) -> u32 {
-        self.groups[group].room(self.config.prefetch_limit)
+        self.groups[group].room(self.config.prefetch_limit, self.lines.waiting(group))
     }
 
     fn situation(&self, may_claim: bool) -> Situation {
         let hopeful = (0..self.groups.len()).filter(|group| may_claim && self.groups[*group].is_hopeful());
         let appetite = hopeful.map(|group| match self.room(group) {
             0 => Appetite::None,
-            room if self.groups[group].is_starving(room) => Appetite::Starving,
+            room if self.groups[group].is_starving(room, self.lines.waiting(group)) => Appetite::Starving,
             room if room as usize >= FULL => Appetite::Large,
             _ => Appetite::Some,
         });
@@ -730,11 +730,14 @@ impl Control {
         let with_room = |group: &usize| self.room(*group) > 0;
         let in_turn = (0..count).map(|at| (self.turn + at) % count);
         let hopeful: Vec<usize> = in_turn.filter(|group| self.groups[*group].is_hopeful()).filter(with_room).collect();
-        let starving = hopeful.iter().copied().find(|group| self.groups[*group].is_starving(self.room(*group)));
+        let starving = hopeful.iter().copied().find(|group| self.groups[*group].is_starving(self.room(*group), self.lines.waiting(*group)));
         let group = starving.or(hopeful.first().copied()).or_else(|| self.exchanges.claims_along().filter(with_room))?;
         self.turn = (group + 1) % count;
         let max = self.room(group);
-        Some(Asked { group, max, lanes: Arc::clone(&self.groups[group].lanes), wanted: self.lines.wanted(group, max).into() })
+        // What idle workers need is not asked for as waiters, who keep none busy.
+        let idle = self.groups[group].idle(self.lines.waiting(group));
+        let wanted = self.lines.wanted(group, max.saturating_sub(idle)).into();
+        Some(Asked { group, max, lanes: Arc::clone(&self.groups[group].lanes), wanted })
     }
 
     /// Starts what is ready to go, a handful at most.

@@ -54,13 +54,20 @@ impl Group {
         }
     }
 
-    /// How many more jobs may be claimed.
-    pub(crate) fn room(&self, prefetch_limit: u32) -> u32 {
+    /// How many more jobs may be claimed: up to the target, and always as many as workers have nothing to do. `waiting`
+    /// of the claimed wait for a slot and keep none busy.
+    pub(crate) fn room(&self, prefetch_limit: u32, waiting: u32) -> u32 {
         if self.lanes.is_empty() {
             return 0;
         }
         let target = self.workers.saturating_add(self.pace.prefetch(self.workers, prefetch_limit, self.gather));
-        target.saturating_sub(self.claimed.saturating_add(self.asked))
+        let room = target.saturating_sub(self.claimed.saturating_add(self.asked));
+        room.max(self.idle(waiting).saturating_sub(self.asked))
+    }
+
+    /// How many workers have nothing to do, if so many of the claimed wait for a slot.
+    pub(crate) fn idle(&self, waiting: u32) -> u32 {
+        self.workers.saturating_sub(self.claimed.saturating_sub(waiting))
     }
 
     /// Whether a claim might find something.
@@ -70,8 +77,8 @@ impl Group {
 
     /// Whether a worker may be idle, and one more claim for so many would help: none is under way, or there is
     /// certainly more than those under way bring.
-    pub(crate) fn is_starving(&self, room: u32) -> bool {
-        self.claimed < self.workers && (self.asking == 0 || self.backlog && room >= WORTHWHILE)
+    pub(crate) fn is_starving(&self, room: u32, waiting: u32) -> bool {
+        self.idle(waiting) > 0 && (self.asking == 0 || self.backlog && room >= WORTHWHILE)
     }
 
     /// Whether every worker has something, and ends come fast.
@@ -136,17 +143,17 @@ mod tests {
     #[test]
     fn what_is_under_way_takes_room() {
         let mut group = group(16);
-        assert_eq!(group.room(1024), 16);
+        assert_eq!(group.room(1024, 0), 16);
         group.ask(10);
-        assert_eq!(group.room(1024), 6);
+        assert_eq!(group.room(1024, 0), 6);
         group.ask(6);
-        assert_eq!(group.room(1024), 0);
+        assert_eq!(group.room(1024, 0), 0);
         group.answered(10, Some((4, false)));
         (0..4).for_each(|_| group.began());
-        assert_eq!(group.room(1024), 6);
+        assert_eq!(group.room(1024, 0), 6);
         group.answered(6, None);
         group.ended();
-        assert_eq!(group.room(1024), 13);
+        assert_eq!(group.room(1024, 0), 13);
     }
 
     /// A claim that found less than it asked for, answered after a full one that was sent later.
@@ -156,9 +163,9 @@ mod tests {
         group.ask(2);
         group.ask(2);
         assert!(!group.is_hopeful());
-        assert!(!group.is_starving(64), "two claims are under way, and nobody knows of more");
+        assert!(!group.is_starving(64, 0), "two claims are under way, and nobody knows of more");
         group.answered(2, Some((2, true)));
-        assert!(group.is_starving(64));
+        assert!(group.is_starving(64, 0));
         group.answered(2, Some((0, false)));
         assert!(group.is_hopeful());
         group.ask(1);

@@ -29,6 +29,8 @@ const PATIENCE: Duration = Duration::from_millis(20);
 /// So many waiters are asked for as will probably have begun within this: less than the patience, or many would be
 /// given back when a run takes longer than those before it.
 const HORIZON: Duration = Duration::from_millis(15);
+/// Of so many keys it is remembered how long their runs took, though none goes on.
+const REMEMBERED: usize = 1_000;
 /// Weight of a new observation of how long runs take.
 const WEIGHT: f64 = 0.2;
 
@@ -38,6 +40,8 @@ pub(crate) struct Lines {
     keys: HashMap<KeyId, Line>,
     /// Runs whose slot came from another one: the run that claimed it.
     chains: HashMap<ClaimToken, ClaimToken>,
+    /// How many wait, by worker group.
+    waiting: Vec<u32>,
     /// Nobody has waited too long before this.
     look: Duration,
 }
@@ -49,6 +53,8 @@ struct Line {
     slots: u32,
     /// In the order of their tokens.
     waiters: VecDeque<(Duration, Arc<Run>)>,
+    /// Slots that came free with ends which have not been sent: their next holders may be claimed with those.
+    freed: u32,
     /// Claims under way that may bring waiters, and how many they may.
     asking: u32,
     asked: u32,
@@ -108,6 +114,7 @@ impl Lines {
         }
         let place = line.waiters.partition_point(|(_, other)| other.claimed.token < token);
         line.waiters.insert(place, (boot, Arc::clone(run)));
+        self.count_in(run.group);
         let over = boot.saturating_add(PATIENCE);
         self.look = if self.look > boot { self.look.min(over) } else { over };
         Arrival::Waits
@@ -118,14 +125,21 @@ impl Lines {
         let Some(line) = self.keys.get_mut(&key) else { return (Next::Free(ended), Vec::new()) };
         let seconds = ended.settle.took.as_secs_f64();
         line.run_seconds = Some(line.run_seconds.map_or(seconds, |mean| mean + WEIGHT * (seconds - mean)));
-        let mut late = Vec::new();
+        let (mut late, mut next) = (Vec::new(), None);
         while let Some((since, waiter)) = line.waiters.pop_front() {
             if boot.saturating_sub(since) <= PATIENCE {
-                return (self.pass(key, ended, waiter), late);
+                next = Some(waiter);
+                break;
             }
             late.push(waiter);
         }
-        if line.asking > 0 {
+        let is_asking = line.asking > 0;
+        self.count_out(&late);
+        if let Some(next) = next {
+            self.count_out(std::slice::from_ref(&next));
+            return (self.pass(key, ended, next), late);
+        }
+        if let Some(line) = self.keys.get_mut(&key).filter(|_| is_asking) {
             line.ended.push_back(ended);
             return (Next::Held, late);
         }
@@ -142,11 +156,11 @@ impl Lines {
     fn free(&mut self, key: KeyId, ended: Ended, back: &mut Vec<Arc<Run>>) -> Next {
         if let Some(line) = self.keys.get_mut(&key) {
             line.slots = line.slots.saturating_sub(1);
+            line.freed += 1;
             if line.slots == 0 {
-                back.extend(line.waiters.drain(..).map(|(_, run)| run));
-                if line.asking == 0 {
-                    self.keys.remove(&key);
-                }
+                let without: Vec<_> = line.waiters.drain(..).map(|(_, run)| run).collect();
+                self.count_out(&without);
+                back.extend(without);
             }
         }
         Next::Free(ended)
@@ -175,9 +189,9 @@ impl Lines {
         self.chains.remove(&token);
     }
 
-    /// What a claim for so many jobs of this group asks for besides.
-    pub(crate) fn wanted(&self, group: usize, max: u32) -> Vec<WaitersWanted> {
-        let mut left = max;
+    /// What a claim of this group asks for besides: at most so many.
+    pub(crate) fn wanted(&self, group: usize, most: u32) -> Vec<WaitersWanted> {
+        let mut left = most;
         let mut wanted = Vec::new();
         for (key, line) in &self.keys {
             let most = line.wanted().min(left);
@@ -191,6 +205,10 @@ impl Lines {
 
     /// A claim with these is sent.
     pub(crate) fn ask(&mut self, wanted: &[WaitersWanted]) {
+        self.keys.values_mut().for_each(|line| line.freed = 0);
+        if self.keys.len() > REMEMBERED {
+            self.keys.retain(|_, line| line.slots > 0 || line.asking > 0);
+        }
         for WaitersWanted { key, most } in wanted {
             let line = self.keys.entry(*key).or_default();
             line.asking += 1;
@@ -210,9 +228,6 @@ impl Lines {
                 continue;
             }
             let ended = std::mem::take(&mut line.ended);
-            if ended.is_empty() && line.slots == 0 {
-                self.keys.remove(key);
-            }
             free.extend(ended.into_iter().map(|ended| self.free(*key, ended, &mut back)));
         }
         (free, back)
@@ -226,6 +241,26 @@ impl Lines {
         (free, back)
     }
 
+    /// How many jobs of this group wait here.
+    pub(crate) fn waiting(&self, group: usize) -> u32 {
+        self.waiting.get(group).copied().unwrap_or_default()
+    }
+
+    fn count_in(&mut self, group: usize) {
+        if self.waiting.len() <= group {
+            self.waiting.resize(group + 1, 0);
+        }
+        self.waiting[group] += 1;
+    }
+
+    fn count_out(&mut self, runs: &[Arc<Run>]) {
+        for run in runs {
+            if let Some(count) = self.waiting.get_mut(run.group) {
+                *count = count.saturating_sub(1);
+            }
+        }
+    }
+
     /// Takes out waiters.
     pub(crate) fn take_back(&mut self, which: impl Fn(&Run) -> bool) -> Vec<Arc<Run>> {
         let mut taken = Vec::new();
@@ -234,17 +269,18 @@ impl Lines {
             line.waiters = kept;
             taken.extend(out.into_iter().map(|(_, run)| run));
         }
+        self.count_out(&taken);
         taken
     }
 
     /// When somebody may have waited for too long.
     pub(crate) fn look(&self) -> Duration {
-        if self.keys.values().all(|line| line.waiters.is_empty()) { Duration::MAX } else { self.look }
+        if self.waiting.iter().all(|count| *count == 0) { Duration::MAX } else { self.look }
     }
 
     /// Takes out whoever has waited for too long.
     pub(crate) fn overdue(&mut self, boot: Duration) -> Vec<Arc<Run>> {
-        if boot < self.look {
+        if boot < self.look() {
             return Vec::new();
         }
         let over = |since: Duration| boot.saturating_sub(since) > PATIENCE;
@@ -261,6 +297,7 @@ impl Lines {
             look = look.min(next.unwrap_or(Duration::MAX));
         }
         self.look = look;
+        self.count_out(&taken);
         taken
     }
 
@@ -280,6 +317,6 @@ impl Line {
         let Some(seconds) = self.run_seconds else { return 0 };
         let each = (HORIZON.as_secs_f64() / seconds.max(1e-6)) as u32;
         let here = u32::try_from(self.waiters.len()).unwrap_or(u32::MAX).saturating_add(self.asked);
-        self.slots.saturating_mul(each).saturating_sub(here)
+        (self.slots + self.freed).saturating_mul(each).saturating_sub(here)
     }
 }

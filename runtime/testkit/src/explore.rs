@@ -114,8 +114,6 @@ struct Run {
     token: ClaimToken,
     /// The key whose slot it has, or waits for, if that may pass on inside the host.
     key: Option<KeyId>,
-    /// The limit stamped on it.
-    limit: u32,
     doing: Doing,
 }
 
@@ -143,8 +141,7 @@ impl Run {
             Some(Local::Holds(key)) => (Some(key), Doing::Executes),
             None => (None, Doing::Executes),
         };
-        let limit = claimed.stamp.concurrency.as_ref().map_or(1, |rules| rules.value.limit);
-        Run { job: claimed.handle, token: claimed.token, key, limit, doing }
+        Run { job: claimed.handle, token: claimed.token, key, doing }
     }
 
     fn name(&self) -> (JobHandle, ClaimToken) {
@@ -165,14 +162,14 @@ struct Host {
 }
 
 impl Host {
-    /// Whether the run at `to` may begin in place of the one at `from`: of one key and one limit, and claimed after it.
+    /// Whether the run at `to` may begin in place of the one at `from`: it waits for that key and was claimed after it.
+    /// (So it was taken while that one's slot was there, and both were stamped with one limit.)
     fn may_pass(&self, from: usize, to: usize, is_broken: &dyn Fn(Fault) -> bool) -> bool {
         let (from, to) = (&self.runs[from], &self.runs[to]);
         from.doing == Doing::Executes
             && to.doing == Doing::Waits
             && from.key.is_some()
             && from.key == to.key
-            && (from.limit == to.limit || is_broken(Fault::BeginsUnlike))
             && (from.token < to.token || is_broken(Fault::BeginsBehind))
     }
 }
@@ -181,7 +178,6 @@ impl Host {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
     BeginsWithoutPass,
-    BeginsUnlike,
     BeginsBehind,
     BeginsBeside,
     EndOvertakesPass,
@@ -355,7 +351,6 @@ impl World {
             self.model.mutation
                 == Some(match fault {
                     Fault::BeginsWithoutPass => Mutation::BeginsWithoutPass,
-                    Fault::BeginsUnlike => Mutation::BeginsUnlike,
                     Fault::BeginsBehind => Mutation::BeginsBehind,
                     Fault::BeginsBeside => Mutation::BeginsBeside,
                     Fault::EndOvertakesPass => Mutation::EndOvertakesPass,

@@ -326,8 +326,6 @@ pub enum Mutation {
     WaitersWithoutSlot,
     /// B8: a host begins a waiter and does not write that the slot has passed on.
     BeginsWithoutPass,
-    /// B8: a host begins a waiter in place of a run that was stamped with another limit.
-    BeginsUnlike,
     /// B8: a host begins a waiter in place of a run that was claimed after it.
     BeginsBehind,
     /// B8: a host begins a waiter beside the run whose slot it is to have.
@@ -503,7 +501,12 @@ impl Model {
 
     /// Writes what the ledger decided about other rows.
     fn write(&mut self, tx: &mut Tx) {
-        for effect in tx.ledger.take_effects() {
+        let effects = tx.ledger.take_effects();
+        self.write_effects(tx, effects);
+    }
+
+    fn write_effects(&mut self, tx: &mut Tx, effects: Vec<Effect>) {
+        for effect in effects {
             match effect {
                 Effect::Take { key, number, job, limit, reserved: _ } => {
                     let taken = self.slots.insert((key, number), SlotRow { job, limit, token: None, since: tx.now });
@@ -1234,9 +1237,12 @@ impl Model {
                 return;
             }
             left -= taken.len();
+            // Whoever comes next in the line comes after all who were taken.
+            let effects = tx.ledger.take_effects();
             for (job, lane) in taken {
                 self.start(tx, host, job, lane, Some(key), done);
             }
+            self.write_effects(tx, effects);
             self.hand_on_further(tx);
         }
     }

@@ -326,19 +326,15 @@ impl Oracle {
         if self.limits.contains_key(&key) || blocked {
             return Err(format!("{job:?} waits inside a host for {key:?}, which an operator or a retry delay restricts"));
         }
-        if self.fits(model, key, job, rules.family, true, 0).is_ok() {
+        if self.fits(model, key, job, rules.family, true, self.promised(model, key)).is_ok() {
             return Err(format!("{job:?} waits inside a host for {key:?}, which has room"));
         }
         self.overtakes(model, key, job)?;
         let others = self.jobs.iter().filter(|(other, _)| **other != job).filter_map(|(other, account)| {
-            let rules = self::rules(model.rows.get(other)?).filter(|rules| rules.keys.contains(&key))?;
-            matches!(account.stand, Stand::Running(_) | Stand::Reserved).then_some((account.stand, account.host, rules.family.limit))
+            let rules = model.rows.get(other).and_then(self::rules)?;
+            (matches!(account.stand, Stand::Running(_)) && rules.keys.contains(&key)).then_some(account.host)
         });
-        let others: Vec<_> = others.collect();
-        if others.iter().any(|(.., limit)| *limit != rules.family.limit) {
-            return Err(format!("{job:?} waits inside a host for {key:?} beside holders of another limit"));
-        }
-        if !others.iter().any(|(stand, host, _)| matches!(stand, Stand::Running(_)) && *host == row.host) {
+        if !others.into_iter().any(|host| host == row.host) {
             return Err(format!("{job:?} waits inside a host that holds no slot of {key:?}"));
         }
         Ok(())
@@ -428,6 +424,8 @@ impl Oracle {
         if held + rules.family.weight <= stamped && !alone {
             return Err(format!("{job:?} was skipped beside {held} held at its own limit {stamped} of {key:?}"));
         }
+        // An operator may requeue it: then it waits.
+        self.account(job).seen = true;
         Ok(())
     }
 
@@ -506,17 +504,22 @@ impl Oracle {
                 .collect();
             line.sort_by_key(|(ticket, ..)| *ticket);
             let Some((_, job, rules, _)) = line.first() else { continue };
-            let mut promised = 0;
-            for (other, _) in self.jobs.iter().filter(|(_, account)| account.stand == Stand::Woken(key)) {
-                let Some(other) = model.rows.get(other).and_then(self::rules) else { continue };
-                let takes = if self.limit(key, other.family.limit) <= 1 { u32::MAX } else { other.family.weight };
-                promised = takes.saturating_add(promised);
-            }
+            let promised = self.promised(model, key);
             if self.fits(model, key, *job, rules.family, true, promised).is_ok() && self.overtakes(model, key, *job).is_ok() {
                 return Err(format!("{job:?} stands at the head of the line of {key:?}, which has room"));
             }
         }
         Ok(())
+    }
+
+    /// What jobs that were woken for the key and have not tried it yet will take.
+    fn promised(&self, model: &Model, key: KeyId) -> u32 {
+        let woken = self.jobs.iter().filter(|(_, account)| account.stand == Stand::Woken(key));
+        let takes = woken.filter_map(|(job, _)| {
+            let rules = model.rows.get(job).and_then(rules)?;
+            Some(if self.limit(key, rules.family.limit) <= 1 { u32::MAX } else { rules.family.weight })
+        });
+        takes.fold(0, u32::saturating_add)
     }
 
     /// After everything has ended: nothing is held, kept or waited for.

@@ -19,10 +19,10 @@ use std::time::Duration;
 use warp_domain::ending::{Ending, FailedReason, Observed, Outcome, RunFacts, Said, end_of};
 use warp_domain::policy::{Concurrency, ConcurrencyKind, Declared, Mode, OnRetry, Order, Retry};
 use warp_domain::resolve::Declarations;
-use warp_domain::{ClaimToken, Digest, HostId, JobHandle, JobId, UnixMillis};
+use warp_domain::{ClaimToken, Digest, HostId, JobHandle, JobId, KeyId, UnixMillis};
 use warp_store::{
-    ClaimParams, EnqueueVerdict, ExchangeParams, HandOff, HostInfo, Lane, NewJob, Pause, RunOutput, Served, Settle, SettleVerdict,
-    StateChange, StateWrite, StoreErrorKind,
+    ClaimParams, Claimed, EnqueueVerdict, ExchangeParams, HandOff, HostInfo, Lane, Local, NewJob, Pass, Pause, RunOutput, Served, Settle,
+    SettleVerdict, StateChange, StateWrite, StoreErrorKind, WaitersWanted,
 };
 
 #[cfg(feature = "mutations")]
@@ -80,6 +80,10 @@ pub struct Seen {
     pub poisoned: u64,
     /// Reservations that expired.
     pub expired: u64,
+    /// Jobs that waited inside a host.
+    pub waits: u64,
+    /// Slots that passed on inside a host.
+    pub passes: u64,
 }
 
 /// A broken promise.
@@ -99,8 +103,26 @@ struct Run {
     token: ClaimToken,
     attempt: u32,
     retry: Option<Retry>,
+    /// The key whose slot it has, or waits for, if that may pass on inside the host.
+    key: Option<KeyId>,
+    /// It has not begun: it waits inside the host.
+    waits: bool,
     /// `None` while the guest runs.
     settle: Option<Settle>,
+}
+
+impl Run {
+    fn new(claimed: Claimed) -> Self {
+        Run {
+            job: claimed.handle,
+            token: claimed.token,
+            attempt: claimed.attempt,
+            retry: claimed.stamp.retry.as_ref().map(|stamped| stamped.value.clone()),
+            key: claimed.local.map(|(Local::Holds(key) | Local::Waits(key))| key),
+            waits: matches!(claimed.local, Some(Local::Waits(_))),
+            settle: None,
+        }
+    }
 }
 
 #[derive(Debug, Clone, Default)]
@@ -113,6 +135,8 @@ struct Host {
     deploy: usize,
     serves: Vec<usize>,
     runs: Vec<Run>,
+    /// Slots that have passed on inside, until that is answered.
+    passes: Vec<Pass>,
     /// A request that had left when the host froze, and that the database gets at some later time.
     in_flight: Option<ExchangeParams>,
     /// What it believes to run and does not (only a broken host has any).
@@ -168,8 +192,8 @@ pub fn run(plan: &Plan) -> Result<Seen, Box<Failure>> {
     let mut rng = Rng::new(plan.seed.wrapping_mul(0x1_0000).wrapping_add(0xffff));
     match sim.drain(&mut rng) {
         Ok(()) => {
-            let Oracle { starts, parks, skips, hand_ons, .. } = sim.oracle;
-            Ok(Seen { starts, parks, skips, hand_ons, ..sim.seen })
+            let Oracle { starts, parks, skips, hand_ons, waits, passes, .. } = sim.oracle;
+            Ok(Seen { starts, parks, skips, hand_ons, waits, passes, ..sim.seen })
         }
         Err(broken) => Err(fail(sim, plan.steps, broken)),
     }
@@ -294,18 +318,21 @@ impl Sim {
         self.oracle.follow(&mut self.model)?;
         // Every guest of a host whose claim is good is the run that the row says, so no job has two and no key more
         // than its rows hold.
+        let mut executing = Vec::new();
         for (at, host) in self.hosts.iter().enumerate() {
-            if !host.up || host.registration.is_none() || self.now - host.renewed_at >= LEASE {
-                continue;
-            }
+            let Some(registration) = host.registration.filter(|_| host.up && self.now - host.renewed_at < LEASE) else { continue };
             for run in host.runs.iter().filter(|run| run.settle.is_none()) {
-                if self.oracle.stand(run.job) != Some(Stand::Running(run.token)) {
-                    let stand = self.oracle.stand(run.job);
+                let stand = self.oracle.stand(run.job);
+                let inside = run.waits || host.passes.iter().any(|pass| pass.to == (run.job, run.token));
+                if !run.waits {
+                    executing.push((registration, run.job));
+                }
+                if stand != Some(Stand::Running(run.token)) && !(inside && stand == Some(Stand::Slotless(run.token))) {
                     return Err(format!("host {at}, whose lease is good, runs {:?} under {:?}, which is {stand:?}", run.job, run.token));
                 }
             }
         }
-        Ok(())
+        self.oracle.executing(&self.model, &executing)
     }
 
     fn step(&mut self, rng: &mut Rng) -> Result<(), Broken> {
@@ -425,6 +452,9 @@ impl Sim {
         return match which {
             Fault::DropsAndRenews => self.mutation == Some(Mutation::DropsAndRenews),
             Fault::GoesOnAfterLoss => self.mutation == Some(Mutation::GoesOnAfterLoss),
+            Fault::BeginsWithoutPass => self.mutation == Some(Mutation::BeginsWithoutPass),
+            Fault::BeginsBehind => self.mutation == Some(Mutation::BeginsBehind),
+            Fault::KeepsWaiters => self.mutation == Some(Mutation::KeepsWaiters),
         };
         #[cfg(not(feature = "mutations"))]
         {
@@ -484,6 +514,7 @@ impl Sim {
         let stops = !self.is_broken(Fault::GoesOnAfterLoss);
         let host = &mut self.hosts[at];
         host.registration = None;
+        host.passes.clear();
         if stops {
             host.runs.clear();
         }
@@ -521,29 +552,62 @@ impl Sim {
         let (answer_is_lost, is_late) = (rng.chance(12), rng.chance(50));
         let claim =
             (!lapsed && rng.chance(85)).then(|| ClaimParams { lanes: lanes(&QUEUES, &self.served(at)), max: 1 + rng.below(4) as u32 });
-        if answer_is_lost && is_late && self.hosts[at].in_flight.is_none() {
-            return self.delay(at, claim);
+        let most = if rng.chance(70) { 1 + rng.below(3) as u32 } else { 0 };
+        if rng.chance(30) {
+            self.give_waiters_back(at);
         }
-        self.send(at, claim, answer_is_lost)
+        if answer_is_lost && is_late && self.hosts[at].in_flight.is_none() {
+            return self.delay(at, claim, most);
+        }
+        self.send(at, claim, most, answer_is_lost)
+    }
+
+    /// B8: who has not begun goes back.
+    fn give_waiters_back(&mut self, at: usize) {
+        if self.is_broken(Fault::KeepsWaiters) {
+            return;
+        }
+        let Host { runs, passes, .. } = &mut self.hosts[at];
+        for run in runs.iter_mut().filter(|run| run.waits && run.settle.is_none()) {
+            if !passes.iter().any(|pass| pass.to == (run.job, run.token)) {
+                let ending = Ending::HandBack { message: "no slot came free in its host".to_owned() };
+                run.settle = Some(settle(run.job, run.token, ending, Vec::new()));
+            }
+        }
+    }
+
+    /// What has passed on, and so many waiters of each key whose slots the host believes to hold.
+    fn hand_off(&self, at: usize, most: u32) -> HandOff {
+        let host = &self.hosts[at];
+        let mut wanted: Vec<WaitersWanted> = Vec::new();
+        for key in host.runs.iter().filter(|run| most > 0 && !run.waits).filter_map(|run| run.key) {
+            if wanted.iter().all(|wanted| wanted.key != key) {
+                wanted.push(WaitersWanted { key, most });
+            }
+        }
+        HandOff { passes: host.passes.as_slice().into(), wanted: wanted.into() }
     }
 
     /// The connection breaks while the request is under way. The host believes it lost and repeats it; the database
     /// runs it all the same, later.
-    fn delay(&mut self, at: usize, claim: Option<ClaimParams>) -> Result<(), Broken> {
+    fn delay(&mut self, at: usize, claim: Option<ClaimParams>, most: u32) -> Result<(), Broken> {
         if let Some(host) = self.hosts[at].registration {
             let settles = self.hosts[at].runs.iter().filter_map(|run| run.settle.clone()).collect();
-            self.hosts[at].in_flight = Some(ExchangeParams { host, now: self.at(), settles, claim, hand_off: HandOff::default() });
+            let hand_off = self.hand_off(at, most);
+            self.hosts[at].in_flight = Some(ExchangeParams { host, now: self.at(), settles, claim, hand_off });
             say!(self, "a request of host {at} is delayed, and the host believes it lost");
         }
         Ok(())
     }
 
-    fn send(&mut self, at: usize, claim: Option<ClaimParams>, answer_is_lost: bool) -> Result<(), Broken> {
+    fn send(&mut self, at: usize, claim: Option<ClaimParams>, most: u32, answer_is_lost: bool) -> Result<(), Broken> {
         let host = &self.hosts[at];
         let Some(registration) = host.registration else { return Ok(()) };
         let settles: Arc<[Settle]> = host.runs.iter().filter_map(|run| run.settle.clone()).collect();
         let expected: Vec<_> = settles.iter().map(|settle| self.expect(registration, settle)).collect();
-        let params = ExchangeParams { host: registration, now: self.at(), settles: settles.clone(), claim, hand_off: HandOff::default() };
+        let hand_off = self.hand_off(at, most);
+        let passes: Vec<_> = hand_off.passes.iter().map(|pass| (pass.from.0.0, pass.to.0.0)).collect();
+        let params = ExchangeParams { host: registration, now: self.at(), settles: settles.clone(), claim, hand_off };
         let done = match self.model.exchange(&params) {
             Ok(done) => done,
             Err(error) if error.kind() == StoreErrorKind::HostLost => {
@@ -552,27 +616,29 @@ impl Sim {
             }
             Err(error) => return Err(error.to_string()),
         };
-        let claimed: Vec<_> = done.claimed.iter().map(|claimed| (claimed.handle.0, claimed.token.0)).collect();
+        let waits = |claimed: &Claimed| if matches!(claimed.local, Some(Local::Waits(_))) { "waits" } else { "starts" };
+        let claimed: Vec<_> = done.claimed.iter().map(|claimed| (claimed.handle.0, claimed.token.0, waits(claimed))).collect();
         let lost = if answer_is_lost { "; the answer is lost" } else { "" };
         let sent: Vec<_> = settles.iter().map(|settle| (settle.handle.0, ending_name(&settle.ending))).collect();
         say!(
             self,
-            "host {at} settles {sent:?}: {:?}, claims {claimed:?}, parks {}, skips {}{lost}",
+            "host {at} passes {passes:?}, settles {sent:?}: {:?}, claims {claimed:?}, parks {}, skips {}{lost}",
             done.settled,
             done.parked,
             done.skipped
         );
         self.judge(&settles, &done.settled, &expected)?;
+        if !done.not_passed.is_empty() {
+            return Err(format!("host {at} passed slots on to {:?}, and had none", done.not_passed));
+        }
         if !answer_is_lost {
             let host = &mut self.hosts[at];
             host.runs.retain(|run| run.settle.is_none());
-            host.runs.extend(done.claimed.into_iter().map(|claimed| Run {
-                job: claimed.handle,
-                token: claimed.token,
-                attempt: claimed.attempt,
-                retry: claimed.stamp.retry.as_ref().map(|stamped| stamped.value.clone()),
-                settle: None,
-            }));
+            // Now at the latest whoever was passed a slot begins.
+            for pass in host.passes.drain(..) {
+                host.runs.iter_mut().filter(|run| pass.to == (run.job, run.token)).for_each(|run| run.waits = false);
+            }
+            host.runs.extend(done.claimed.into_iter().map(Run::new));
         }
         self.check()
     }
@@ -600,7 +666,7 @@ impl Sim {
     /// The answer that the account of the oracle makes true.
     fn expect(&self, host: HostId, settle: &Settle) -> SettleVerdict {
         let Some(row) = self.model.rows.get(&settle.handle) else { return SettleVerdict::Late };
-        if self.oracle.stand(settle.handle) == Some(Stand::Running(settle.token)) && row.host == Some(host) {
+        if self.oracle.stand(settle.handle).and_then(Stand::token) == Some(settle.token) && row.host == Some(host) {
             let poison = matches!(&settle.ending, Ending::Completed { result: Some(result) } if result.contains('\0'));
             return if poison { SettleVerdict::Poison } else { SettleVerdict::Settled };
         }
@@ -612,7 +678,7 @@ impl Sim {
         if !host.up || host.frozen {
             return;
         }
-        let running: Vec<_> = host.runs.iter().enumerate().filter(|(_, run)| run.settle.is_none()).map(|(at, _)| at).collect();
+        let running: Vec<_> = host.runs.iter().enumerate().filter(|(_, run)| run.settle.is_none() && !run.waits).map(|(at, _)| at).collect();
         let Some(&which) = rng.pick(&running) else { return };
         let boom = || "boom".to_owned();
         let cancelled = self.model.cancels.get(&host.runs[which].job) == Some(&host.runs[which].token);
@@ -640,6 +706,35 @@ impl Sim {
         let job = run.job;
         run.settle = Some(settle(job, run.token, ending, state));
         say!(self, "on host {at} {job:?} ends: {text}");
+        // Some ends are written without anybody having begun in their place.
+        if draw % 5 > 0 {
+            self.begin_next(at, which, draw % 5 > 1);
+        }
+    }
+
+    /// B8: the oldest local waiter of its key that was claimed after it begins in place of a run that has ended:
+    /// at once, or when that is written.
+    fn begin_next(&mut self, at: usize, which: usize, at_once: bool) {
+        let behind = self.is_broken(Fault::BeginsBehind);
+        let writes_pass = !self.is_broken(Fault::BeginsWithoutPass);
+        let Host { runs, passes, .. } = &mut self.hosts[at];
+        let (key, from) = (runs[which].key, (runs[which].job, runs[which].token));
+        let Some(key) = key else { return };
+        let may_begin = |run: &&mut Run| {
+            run.waits
+                && run.settle.is_none()
+                && run.key == Some(key)
+                && (run.token > from.1 || behind)
+                && !passes.iter().any(|pass| pass.to == (run.job, run.token))
+        };
+        let Some(next) = runs.iter_mut().filter(may_begin).min_by_key(|run| run.token) else { return };
+        next.waits = !at_once;
+        let to = (next.job, next.token);
+        if writes_pass {
+            passes.push(Pass { key, from, to });
+        }
+        let when = if at_once { "at once" } else { "once that is written" };
+        say!(self, "on host {at} {:?} begins in its place {when}", to.0);
     }
 
     fn renew(&mut self, at: usize) -> Result<(), Broken> {
@@ -652,7 +747,7 @@ impl Sim {
             // C3: gives back first, renews then.
             self.stop_runs(at, "its lease has lapsed");
             if self.hosts[at].runs.iter().any(|run| run.settle.is_some()) {
-                return self.send(at, None, false);
+                return self.send(at, None, 0, false);
             }
         }
         let host = &self.hosts[at];
@@ -691,7 +786,7 @@ impl Sim {
             say!(self, "host {at} freezes");
             if !self.has_lapsed(at) && rng.chance(40) {
                 let claim = ClaimParams { lanes: lanes(&QUEUES, &self.served(at)), max: 2 };
-                return self.delay(at, Some(claim));
+                return self.delay(at, Some(claim), 1);
             }
         }
         Ok(())
@@ -714,6 +809,9 @@ impl Sim {
             Ok(done) => {
                 let claimed: Vec<_> = done.claimed.iter().map(|claimed| (claimed.handle.0, claimed.token.0)).collect();
                 say!(self, "what host {at} had sent arrives: {:?}, claims {claimed:?}", done.settled);
+                if !done.not_passed.is_empty() {
+                    return Err(format!("host {at} had passed slots on to {:?}, and had none", done.not_passed));
+                }
                 self.judge(&params.settles, &done.settled, &expected)
             }
             Err(_) => {
@@ -729,7 +827,7 @@ impl Sim {
             return Ok(());
         }
         self.stop_runs(at, "its host is stopping");
-        self.send(at, None, false)?;
+        self.send(at, None, 0, false)?;
         if let Some(registration) = self.hosts[at].registration {
             let result = self.model.deregister(registration, self.at());
             say!(self, "host {at} deregisters: {}", if result.is_ok() { "done" } else { "was rescued" });
@@ -835,13 +933,15 @@ impl Sim {
                 if self.has_lapsed(at) {
                     self.stop_runs(at, "its lease has lapsed");
                 } else {
-                    let open = self.hosts[at].runs.iter().enumerate().filter(|(_, run)| run.settle.is_none()).map(|(which, _)| which);
+                    let runs = self.hosts[at].runs.iter().enumerate();
+                    let open = runs.filter(|(_, run)| run.settle.is_none() && !run.waits).map(|(which, _)| which);
                     for which in open.collect::<Vec<_>>() {
-                        self.guest_says(at, which, Outcome::Said(Said::Completed(None)), 500);
+                        self.guest_says(at, which, Outcome::Said(Said::Completed(None)), 500 + round as u16 % 5);
                     }
+                    self.give_waiters_back(at);
                 }
                 let claim = (!self.has_lapsed(at)).then(|| ClaimParams { lanes: lanes(&QUEUES, &self.served(at)), max: lane_count });
-                self.send(at, claim, false)?;
+                self.send(at, claim, round as u32 % 3, false)?;
                 self.renew(at)?;
                 self.check()?;
             }
@@ -857,6 +957,9 @@ impl Sim {
 enum Fault {
     DropsAndRenews,
     GoesOnAfterLoss,
+    BeginsWithoutPass,
+    BeginsBehind,
+    KeepsWaiters,
 }
 
 fn settle(handle: JobHandle, token: ClaimToken, ending: Ending, state: Vec<StateWrite>) -> Settle {

@@ -29,13 +29,15 @@ fn share(which: u64) {
                 sum.repeated += seen.repeated;
                 sum.poisoned += seen.poisoned;
                 sum.expired += seen.expired;
+                sum.waits += seen.waits;
+                sum.passes += seen.passes;
             }
             Err(failure) => panic!("{}", report(&plan(seed), failure)),
         }
     }
     println!("{sum:?}");
     // A simulation in which nothing happens proves nothing.
-    let Seen { starts, parks, skips, hand_ons, rescued, late, repeated, poisoned, expired } = sum;
+    let Seen { starts, parks, skips, hand_ons, rescued, late, repeated, poisoned, expired, waits, passes } = sum;
     for (what, count) in [
         ("starts", starts),
         ("parks", parks),
@@ -46,6 +48,8 @@ fn share(which: u64) {
         ("repeated settles", repeated),
         ("poisoned settles", poisoned),
         ("expired reservations", expired),
+        ("local waiters", waits),
+        ("passes", passes),
     ] {
         assert!(count * 200 >= seeds / 4, "only {count} {what} in {} runs", seeds / 4);
     }

@@ -4,6 +4,7 @@ mod cancelling;
 mod children;
 mod faults;
 mod groups;
+mod local;
 mod output;
 mod pausing;
 mod quiet;

@@ -39,7 +39,9 @@ CREATE OR REPLACE FUNCTION warp.exchange(
     -- Slots that passed on inside the host, each once with its last holder: key, from whom, to whom. Beside the ends, whose
     -- slot has passed on. And of which keys the host would take local waiters, and how many.
     n_key bigint[], n_from bigint[], n_from_token bigint[], n_to bigint[], n_to_token bigint[], s_passed bool[],
-    w_key bigint[], w_most int[]
+    w_key bigint[], w_most int[],
+    -- How many local waiters may come beyond `c_max`.
+    w_extra int
 ) RETURNS TABLE (
     kind smallint, ord int, job bigint, id uuid, token bigint, run int, attempt int, lane int, stamp int, keyed bool,
     created_at bigint, due bigint, payload text, metadata text, trace_parent text, explicit int, slot_key bigint
@@ -264,7 +266,7 @@ BEGIN
         END IF;
     END IF;
 
-    IF v_left > 0 THEN
+    IF v_left > 0 OR w_extra > 0 THEN
         IF EXISTS (SELECT FROM warp.host h WHERE h.id = p_host AND h.paused_at IS NOT NULL) THEN
             c_lane := '{}';
         ELSIF EXISTS (SELECT FROM warp.queue_pause) THEN
@@ -314,20 +316,21 @@ BEGIN
 
     -- B8: of keys whose slots the host holds, those in line who are older than everything that is ready. Else a claim would
     -- park what is new behind them, a page at a time, for want of what it could have had here.
-    IF v_left > 0 AND cardinality(w_key) > 0 THEN
+    IF v_left + w_extra > 0 AND cardinality(w_key) > 0 THEN
         SELECT min(r.due) INTO v_oldest
           FROM unnest(c_lane) l (lane)
          CROSS JOIN LATERAL ((SELECT r.due FROM warp.ready r WHERE r.lane = l.lane AND r.place = 1 ORDER BY r.due, r.handle LIMIT 1)
                              UNION ALL
                              (SELECT r.due FROM warp.ready r WHERE r.lane = l.lane AND r.place = 3 ORDER BY r.due, r.handle LIMIT 1)) r;
         FOR v_at IN 1 .. coalesce(cardinality(w_key), 0) LOOP
-            CONTINUE WHEN least(w_most[v_at], v_left) <= 0;
+            CONTINUE WHEN least(w_most[v_at], v_left + w_extra) <= 0;
             RETURN QUERY
             SELECT 2::smallint, v_ord, t.handle, j.id, t.token, t.run, t.attempt, t.lane, t.stamp, true, j.created_at, t.due, j.payload, j.metadata, j.trace_parent, 1, w_key[v_at]
-              FROM warp.take_waiters(w_key[v_at], least(w_most[v_at], v_left), p_host, c_lane, c_digest, v_oldest, v_now) t
+              FROM warp.take_waiters(w_key[v_at], least(w_most[v_at], v_left + w_extra), p_host, c_lane, c_digest, v_oldest, v_now) t
               JOIN warp.job j ON j.handle = t.handle;
             GET DIAGNOSTICS v_count = ROW_COUNT;
-            v_left := v_left - v_count;
+            v_left := v_left - greatest(v_count - w_extra, 0);
+            w_extra := greatest(w_extra - v_count, 0);
             w_most[v_at] := w_most[v_at] - v_count;
         END LOOP;
     END IF;
@@ -482,7 +485,8 @@ BEGIN
                         v_wait_key := v_wait_key || v_keys[1];
                         v_wait_digest := v_wait_digest || c_digest[v_lanes[v_at]];
                         w_most[v_wanted] := w_most[v_wanted] - 1;
-                        v_left := v_left - 1;
+                        v_left := v_left - CASE WHEN w_extra > 0 THEN 0 ELSE 1 END;
+                        w_extra := greatest(w_extra - 1, 0);
                         CONTINUE;
                     END IF;
                     IF p_session IS NULL AND NOT v_keys <@ v_locked THEN
@@ -511,7 +515,8 @@ BEGIN
                             v_wait_digest := v_wait_digest || c_digest[v_lanes[v_at]];
                             v_wait_known := v_wait_known AND v_position IS NOT NULL;
                             w_most[v_wanted] := w_most[v_wanted] - 1;
-                            v_left := v_left - 1;
+                            v_left := v_left - CASE WHEN w_extra > 0 THEN 0 ELSE 1 END;
+                            w_extra := greatest(w_extra - 1, 0);
                             -- Of those who come after it under the same stamp, with no place in line either, the same is true.
                             IF v_position IS NOT NULL AND v_candidate.ticket IS NULL THEN
                                 v_inside := v_inside || (k_keys[v_position] || '/' || k_stamp[v_position]);
@@ -601,15 +606,16 @@ BEGIN
 
     -- B8: the rest of those who may wait inside the host, whoever is older. Not before every candidate in sight has been
     -- decided.
-    IF v_left > 0 AND NOT v_peeked THEN
+    IF v_left + w_extra > 0 AND NOT v_peeked THEN
         FOR v_at IN 1 .. coalesce(cardinality(w_key), 0) LOOP
-            CONTINUE WHEN least(w_most[v_at], v_left) <= 0;
+            CONTINUE WHEN least(w_most[v_at], v_left + w_extra) <= 0;
             RETURN QUERY
             SELECT 2::smallint, v_ord, t.handle, j.id, t.token, t.run, t.attempt, t.lane, t.stamp, true, j.created_at, t.due, j.payload, j.metadata, j.trace_parent, 1, w_key[v_at]
-              FROM warp.take_waiters(w_key[v_at], least(w_most[v_at], v_left), p_host, c_lane, c_digest, NULL, v_now) t
+              FROM warp.take_waiters(w_key[v_at], least(w_most[v_at], v_left + w_extra), p_host, c_lane, c_digest, NULL, v_now) t
               JOIN warp.job j ON j.handle = t.handle;
             GET DIAGNOSTICS v_count = ROW_COUNT;
-            v_left := v_left - v_count;
+            v_left := v_left - greatest(v_count - w_extra, 0);
+            w_extra := greatest(w_extra - v_count, 0);
             w_most[v_at] := w_most[v_at] - v_count;
         END LOOP;
     END IF;

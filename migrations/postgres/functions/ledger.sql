@@ -326,7 +326,7 @@ BEGIN
 END $$;
 
 -- B8: takes the oldest waiters of a key, as far as they may wait inside this host: it holds a slot that will come to them.
--- Nobody behind one who may not is taken, nor who was due after `p_due` (NULL is no bound). They are runs of the host without a slot; their tokens grow in the line's order.
+-- Who counts in the line is as in `warp.hand_on`; nobody behind one who counts and may not is taken, nor who was due after `p_due` (NULL is no bound). They are runs of the host without a slot; their tokens grow in the line's order.
 -- The key's row is locked. SKIP LOCKED passes over a row that an operator is changing, as `warp.hand_on` does.
 -- Indexes: waiting_parked in its order, primary keys of waiting and policy.
 CREATE OR REPLACE FUNCTION warp.take_waiters(p_key bigint, p_most int, p_host int, p_lanes int[], p_digests int[], p_due bigint, p_now bigint)
@@ -341,7 +341,10 @@ BEGIN
     RETURN QUERY
     WITH line AS MATERIALIZED (
         SELECT w.handle, w.ticket, w.due, w.lane, w.stamp, w.keys FROM warp.waiting w
-         WHERE w.place = 2 AND w.parked_on = p_key ORDER BY w.ticket LIMIT p_most FOR UPDATE SKIP LOCKED
+         WHERE w.place = 2 AND w.parked_on = p_key
+           AND (SELECT p.weight <= greatest(p.slots, 1) FROM warp.policy p WHERE p.id = w.stamp)
+           AND (SELECT true FROM warp.claimable_lane a WHERE a.lane = w.lane)
+         ORDER BY w.ticket LIMIT p_most FOR UPDATE SKIP LOCKED
     ), fit AS MATERIALIZED (
         SELECT l.handle, bool_and(cardinality(l.keys) = 1 AND l.lane = ANY (p_lanes) AND (p_due IS NULL OR l.due <= p_due)
                                   AND coalesce((SELECT p.weight = 1 AND NOT p.is_fifo AND greatest(p.slots, 1) = v_limit FROM warp.policy p WHERE p.id = l.stamp), false))
@@ -355,6 +358,10 @@ BEGIN
            nextval('warp.token'), g.settled, g.keys, g.ticket
       FROM (SELECT * FROM gone ORDER BY gone.ticket) g
     RETURNING s.handle, s.token, s.run, s.attempt, s.lane, s.stamp, s.due;
+    -- Whoever is the oldest now may have room, stamped with a larger limit.
+    IF FOUND THEN
+        PERFORM warp.hand_on(p_key, p_now);
+    END IF;
 END $$;
 
 -- Every way out of a run and out of the line (C5): moves a row that the caller has taken out of its table to where

@@ -125,13 +125,14 @@ impl Exchange<'_> {
             None => Lanes::default(),
         };
         let mut ends = Ends::of(self, settles, &hand_off.passes).await?;
-        let mut wanted = Wanting::of(claim.is_some(), &hand_off.wanted);
+        let mut wanted = Wanting::of(claim.is_some(), hand_off);
         let mut repeats = std::mem::take(&mut ends.repeats);
         let mut exchanged = Exchanged { settled: ends.verdicts.clone(), ..Exchanged::default() };
         let mut prepared = Prepared::default();
         let mut unusable = Vec::new();
+        let mut counted = 0;
         for calls in 1.. {
-            let left = lanes.max.saturating_sub(exchanged.claimed.len());
+            let left = lanes.max.saturating_sub(counted);
             let rows = self.call(*host, *now, &ends, &lanes, left, &prepared, &wanted).await?;
             ends = Ends::default();
             let mut answer = Answer::read(&rows)?;
@@ -154,7 +155,7 @@ impl Exchange<'_> {
             let stamps = answer.claimed.iter().map(|run| run.stamp).collect();
             let stamps = self.interned.stamps(self.db, &stamps).await?;
             for run in answer.claimed {
-                wanted.got(&run);
+                counted += usize::from(wanted.got(&run));
                 let stamp = stamps.get(&run.stamp).cloned().unwrap_or_else(|| Err("its stamp is missing".to_owned()));
                 match stamp {
                     Ok(stamp) => exchanged.claimed.push(run.claimed(&lanes, &mut prepared, stamp, UnixMillis(answer.now))?),
@@ -162,7 +163,7 @@ impl Exchange<'_> {
                 }
             }
             // Whoever got all he asked for may ask again.
-            if lanes.max > 0 && exchanged.claimed.len() >= lanes.max || !answer.peeked.is_empty() && calls >= MOST_CALLS {
+            if lanes.max > 0 && counted >= lanes.max || !answer.peeked.is_empty() && calls >= MOST_CALLS {
                 exchanged.more = true;
                 break;
             }
@@ -210,7 +211,7 @@ impl Exchange<'_> {
     }
 
     async fn ends_only(self, params: &ExchangeParams, settles: &[Settle]) -> Result<Vec<SettleVerdict>, Fault> {
-        let hand_off = HandOff { passes: Arc::clone(&params.hand_off.passes), wanted: Arc::default() };
+        let hand_off = HandOff { passes: Arc::clone(&params.hand_off.passes), ..HandOff::default() };
         let params = ExchangeParams { host: params.host, now: params.now, settles: settles.into(), claim: None, hand_off };
         Ok(Box::pin(self.at_once(&params)).await?.settled)
     }
@@ -230,7 +231,7 @@ impl Exchange<'_> {
         let Ends { ords, jobs, tokens, took, results, passed, passes, others, lines, children, verdicts: _, repeats: _ } = ends;
         let sql = Sql::new(
             "SELECT * FROM warp.exchange($1, $2, $3, $4, $5, $6, $7, $8::jsonb, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, \
-             $21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31, $32, $33, $34::jsonb, $35, $36, $37, $38, $39, $40, $41, $42)",
+             $21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31, $32, $33, $34::jsonb, $35, $36, $37, $38, $39, $40, $41, $42, $43)",
         )
         .arg(host)
         .arg(self.clock.tell(now))
@@ -273,7 +274,8 @@ impl Exchange<'_> {
         .arg(passes.to_tokens.clone())
         .arg(passed.clone())
         .arg(wanted.keys.clone())
-        .arg(wanted.most.clone());
+        .arg(wanted.most.clone())
+        .arg(wanted.extra);
         self.db.rows(sql).await
     }
 }
@@ -569,22 +571,27 @@ impl Lanes {
 struct Wanting {
     keys: Vec<i64>,
     most: Vec<i32>,
+    /// How many of them do not count among what is claimed in all.
+    extra: i32,
 }
 
 impl Wanting {
-    fn of(claims: bool, wanted: &[WaitersWanted]) -> Self {
-        let wanted = wanted.iter().filter(|_| claims);
+    fn of(claims: bool, hand_off: &HandOff) -> Self {
+        let wanted = hand_off.wanted.iter().filter(|_| claims);
         let number = |most: u32| i32::try_from(most).unwrap_or(i32::MAX);
         let (keys, most) = wanted.map(|WaitersWanted { key, most }| (key.0, number(*most))).unzip();
-        Wanting { keys, most }
+        Wanting { keys, most, extra: if claims { number(hand_off.extra) } else { 0 } }
     }
 
-    /// One of them has come: later calls of the exchange ask for the rest.
-    fn got(&mut self, run: &Started) {
-        let key = run.slot_key.filter(|_| run.waits);
-        if let Some(place) = key.and_then(|key| self.keys.iter().position(|wanted| *wanted == key)) {
+    /// One of them has come: later calls of the exchange ask for the rest. Whether it counts among what is claimed in all.
+    fn got(&mut self, run: &Started) -> bool {
+        let Some(key) = run.slot_key.filter(|_| run.waits) else { return true };
+        if let Some(place) = self.keys.iter().position(|wanted| *wanted == key) {
             self.most[place] -= 1;
         }
+        let counts = self.extra == 0;
+        self.extra = (self.extra - 1).max(0);
+        counts
     }
 }
 

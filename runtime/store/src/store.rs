@@ -187,7 +187,7 @@ pub enum Local {
 pub struct WaitersWanted {
     /// The key.
     pub key: KeyId,
-    /// At most so many, of those that the claim may bring in all.
+    /// At most so many.
     pub most: u32,
 }
 
@@ -210,6 +210,8 @@ pub struct HandOff {
     pub passes: Arc<[Pass]>,
     /// Local waiters that the claim may bring. Without a claim it has no meaning.
     pub wanted: Arc<[WaitersWanted]>,
+    /// How many of them may come beyond [`ClaimParams::max`]; further ones are among those.
+    pub extra: u32,
 }
 
 /// A job that this host now runs.

@@ -715,7 +715,7 @@ impl Control {
         });
         Situation {
             appetite: appetite.max().unwrap_or(Appetite::None),
-            in_full_swing: self.groups.iter().any(Group::is_in_full_swing),
+            in_full_swing: self.groups.iter().enumerate().any(|(at, group)| group.is_in_full_swing(self.lines.waiting(at))),
             keyed_runs: self.keyed > 0 || self.lines.may_free(),
         }
     }
@@ -734,10 +734,14 @@ impl Control {
         let group = starving.or(hopeful.first().copied()).or_else(|| self.exchanges.claims_along().filter(with_room))?;
         self.turn = (group + 1) % count;
         let max = self.room(group);
-        // What idle workers need is not asked for as waiters, who keep none busy.
-        let idle = self.groups[group].idle(self.lines.waiting(group));
-        let wanted = self.lines.wanted(group, max.saturating_sub(idle)).into();
-        Some(Asked { group, max, lanes: Arc::clone(&self.groups[group].lanes), wanted })
+        // What idle workers need is not asked for as waiters, who keep none busy. Twice as many as there are workers may wait in
+        // any case: where a slot passes from run to run the pace of ends says too little about the next.
+        let waiting = self.lines.waiting(group);
+        let beside = max.saturating_sub(self.groups[group].idle(waiting));
+        let floor = self.groups[group].workers.saturating_mul(2).saturating_sub(waiting);
+        let wanted: Arc<[_]> = self.lines.wanted(group, beside.max(floor)).into();
+        let extra = wanted.iter().map(|wanted| wanted.most).sum::<u32>().saturating_sub(beside);
+        Some(Asked { group, max, lanes: Arc::clone(&self.groups[group].lanes), wanted, extra })
     }
 
     /// Starts what is ready to go, a handful at most.
@@ -754,15 +758,15 @@ impl Control {
     fn start_exchange(&mut self, boot: Duration, may_claim: bool) {
         let asked = self.next_claim(may_claim);
         let claim = asked.as_ref().map(|asked| ClaimParams { lanes: Arc::clone(&asked.lanes), max: asked.max });
-        let mut wanted = Arc::default();
+        let (mut wanted, mut extra) = (Arc::default(), 0);
         if let Some(asked) = &asked {
             self.claim_first = false;
             self.groups[asked.group].ask(asked.max);
             self.lines.ask(&asked.wanted);
-            wanted = Arc::clone(&asked.wanted);
+            (wanted, extra) = (Arc::clone(&asked.wanted), asked.extra);
         }
         let (id, Batch { settles, passes, .. }) = self.exchanges.send(boot, asked);
-        let params = ExchangeParams { host: self.host, now: self.surroundings.now(), settles, claim, hand_off: HandOff { passes, wanted } };
+        let params = ExchangeParams { host: self.host, now: self.surroundings.now(), settles, claim, hand_off: HandOff { passes, wanted, extra } };
         let (store, bound, handlers) = (Arc::clone(&self.store), self.config.call_bound, Arc::clone(&self.handlers));
         self.tasks.spawn(async move {
             let result = guarded("settle and claim", bound, store.exchange(params)).await;

@@ -55,6 +55,8 @@ pub(crate) struct Asked {
     pub(crate) lanes: Arc<[Lane]>,
     /// Local waiters that it may bring.
     pub(crate) wanted: Arc<[WaitersWanted]>,
+    /// How many of these may come beyond the most.
+    pub(crate) extra: u32,
 }
 
 /// Ends that go together, and where their slots have gone.
@@ -244,7 +246,15 @@ impl Exchanges {
 
     fn next_batch(&mut self, ran: &mut Vec<(usize, u32, Duration)>) -> Batch {
         let frees = !self.keyed.is_empty() || self.freeing > 0;
-        // A prefix of the chained ends: whoever's slot came from another of them goes with that one or later.
+        // So many that they are worth two exchanges: those of every second slot, so that the others can go beside them.
+        let mut beside_these = VecDeque::new();
+        if self.chained.len() > FULL && self.most > 1 && !self.in_trouble() {
+            let parity = |end: &End| end.chain.map(|chain| chain.0 & 1);
+            let first = self.chained.front().and_then(parity);
+            let (these, others) = std::mem::take(&mut self.chained).into_iter().partition(|end| parity(end) == first);
+            (self.chained, beside_these) = (these, others);
+        }
+        // A prefix of them: whoever's slot came from another goes with that one or later.
         let chained = self.chained.len().min(MOST_ENDS);
         let keyed = self.keyed.len().min(MOST_ENDS - chained);
         let beside = if frees && self.most > 1 && !self.in_trouble() { WITH_KEYED } else { MOST_ENDS };
@@ -268,6 +278,7 @@ impl Exchanges {
         });
         let settles = settles.collect();
         self.busy.extend(&chains);
+        self.chained.append(&mut beside_these);
         // Beyond a full batch there may be more of the same slots.
         for end in std::mem::take(&mut self.chained) {
             self.freeing -= usize::from(end.pass.is_none());

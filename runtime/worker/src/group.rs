@@ -82,8 +82,8 @@ impl Group {
     }
 
     /// Whether every worker has something, and ends come fast.
-    pub(crate) fn is_in_full_swing(&self) -> bool {
-        self.claimed >= self.workers && self.pace.is_brisk(self.workers, self.gather)
+    pub(crate) fn is_in_full_swing(&self, waiting: u32) -> bool {
+        self.idle(waiting) == 0 && self.pace.is_brisk(self.workers, self.gather)
     }
 
     pub(crate) fn hint(&mut self) {

@@ -9,7 +9,8 @@
 //! - of each key no more runs have begun and not ended than this host holds slots of it: a waiter begins only when a run
 //!   that held a slot has ended, and only one does;
 //! - what the ended run wrote through the host is committed before the next one begins;
-//! - waiters of a mutex begin in the order of their tokens, which are their fences;
+//! - a waiter begins only in the place of a run with a smaller token: so the fences of a mutex grow, and what held a slot
+//!   when the waiter was taken has held it, or its place, since, under the same limit;
 //! - a waiter waits [`PATIENCE`] at most, and no longer than the host has a slot of its key; then it is given back.
 //!
 //! What it deliberately does not do: know the store, exchanges, or how a run is executed.
@@ -40,7 +41,7 @@ pub(crate) struct Lines {
     keys: HashMap<KeyId, Line>,
     /// Runs whose slot came from another one: the run that claimed it.
     chains: HashMap<ClaimToken, ClaimToken>,
-    /// How many wait, by worker group.
+    /// How many wait or have ended, by worker group.
     waiting: Vec<u32>,
     /// Nobody has waited too long before this.
     look: Duration,
@@ -61,8 +62,6 @@ struct Line {
     /// Ended while waiters were on their way, each with the run that its slot was claimed for.
     ended: VecDeque<Ended>,
     run_seconds: Option<f64>,
-    /// The largest token that has begun here.
-    begun: Option<ClaimToken>,
 }
 
 /// What becomes of the slot of a run that has ended.
@@ -98,18 +97,19 @@ impl Lines {
         let line = self.keys.entry(key).or_default();
         line.group = run.group;
         line.slots += 1;
-        line.begun = line.begun.max(Some(run.claimed.token));
     }
 
     /// A run has been claimed to wait.
     pub(crate) fn arrives(&mut self, key: KeyId, run: &Arc<Run>, boot: Duration) -> Arrival {
         let Some(line) = self.keys.get_mut(&key) else { return Arrival::Back };
         let token = run.claimed.token;
-        let is_mutex = run.claimed.stamp.concurrency.as_ref().is_none_or(|stamped| stamped.value.limit <= 1);
-        if line.slots == 0 || is_mutex && line.begun > Some(token) {
+        if line.slots == 0 {
             return Arrival::Back;
         }
-        if let Some(ended) = line.ended.pop_front() {
+        if let Some(at) = line.ended.iter().position(|ended| ended.run.claimed.token < token)
+            && let Some(ended) = line.ended.remove(at)
+        {
+            self.count_out(std::slice::from_ref(&ended.run));
             return Arrival::Begins(Box::new(self.pass(key, ended, Arc::clone(run))));
         }
         let place = line.waiters.partition_point(|(_, other)| other.claimed.token < token);
@@ -126,7 +126,8 @@ impl Lines {
         let seconds = ended.settle.took.as_secs_f64();
         line.run_seconds = Some(line.run_seconds.map_or(seconds, |mean| mean + WEIGHT * (seconds - mean)));
         let (mut late, mut next) = (Vec::new(), None);
-        while let Some((since, waiter)) = line.waiters.pop_front() {
+        let first = line.waiters.partition_point(|(_, waiter)| waiter.claimed.token < ended.run.claimed.token);
+        while let Some((since, waiter)) = line.waiters.remove(first) {
             if boot.saturating_sub(since) <= PATIENCE {
                 next = Some(waiter);
                 break;
@@ -140,7 +141,9 @@ impl Lines {
             return (self.pass(key, ended, next), late);
         }
         if let Some(line) = self.keys.get_mut(&key).filter(|_| is_asking) {
+            let group = ended.run.group;
             line.ended.push_back(ended);
+            self.count_in(group);
             return (Next::Held, late);
         }
         (self.free(key, ended, &mut late), late)
@@ -170,9 +173,6 @@ impl Lines {
         let from = &ended.run.claimed;
         let chain = self.chain_of(from.token);
         self.chains.insert(to.claimed.token, chain);
-        if let Some(line) = self.keys.get_mut(&key) {
-            line.begun = line.begun.max(Some(to.claimed.token));
-        }
         let pass = Pass { key, from: (from.handle, from.token), to: (to.claimed.handle, to.claimed.token) };
         // What it wrote at once is there already.
         let at_once = ended.settle.children.is_empty() && ended.settle.state.is_empty();
@@ -228,6 +228,7 @@ impl Lines {
                 continue;
             }
             let ended = std::mem::take(&mut line.ended);
+            ended.iter().for_each(|ended| self.count_out(std::slice::from_ref(&ended.run)));
             free.extend(ended.into_iter().map(|ended| self.free(*key, ended, &mut back)));
         }
         (free, back)
@@ -237,11 +238,13 @@ impl Lines {
     pub(crate) fn let_go(&mut self) -> (Vec<Next>, Vec<Arc<Run>>) {
         let (mut free, mut back) = (Vec::new(), Vec::new());
         let held: Vec<_> = self.keys.iter_mut().flat_map(|(key, line)| line.ended.drain(..).map(|ended| (*key, ended))).collect();
+        held.iter().for_each(|(_, ended)| self.count_out(std::slice::from_ref(&ended.run)));
         free.extend(held.into_iter().map(|(key, ended)| self.free(key, ended, &mut back)));
         (free, back)
     }
 
-    /// How many jobs of this group wait here.
+    /// How many claimed jobs of this group keep no worker busy: those that wait, and those that have ended and wait for
+    /// somebody who takes their slot.
     pub(crate) fn waiting(&self, group: usize) -> u32 {
         self.waiting.get(group).copied().unwrap_or_default()
     }

@@ -3,6 +3,10 @@
 //! Rows are taken page by page, what is reserved for this host's lanes first, then what is ready, oldest due
 //! first. Each page is decided as a whole: policy, keys, ledger, writes. What is parked has left the ready index
 //! when the next page is read, so gated jobs in front hide nobody behind them.
+//!
+//! Of keys whose slots the host holds it may ask for *local waiters* (B8): candidates that would be parked become runs of
+//! it without a slot, and others come out of the lines, oldest first: before the pages those that are older than every
+//! candidate (else a claim would park thousands behind a line that waits for its turn), after them what is left.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -11,11 +15,11 @@ use serde::Deserialize;
 use sqlx::Row as _;
 use warp_domain::ending::{Ending, FailedReason};
 use warp_domain::ledger::{Candidate, Ledger, Refusal, Verdict, Want};
-use warp_domain::policy::{Declared, Stamp};
+use warp_domain::policy::{Concurrency, Declared, Order, Stamp};
 use warp_domain::resolve::resolve;
 use warp_domain::{ClaimToken, HostId, JobHandle, JobId, KeyId, UnixMillis};
 use warp_store::codec::JsonPayload;
-use warp_store::{ClaimParams, Claimed, Exchanged, Lane, StoreErrorKind};
+use warp_store::{ClaimParams, Claimed, Exchanged, Lane, Local, StoreErrorKind, WaitersWanted};
 
 use crate::enqueue::{read_id, read_metadata};
 use crate::error::Fault;
@@ -26,6 +30,8 @@ use crate::work::Work;
 /// The first page is what is wanted; later ones are larger, because candidates that park cost little.
 const PAGE: i64 = 64;
 const LARGEST_PAGE: i64 = 1024;
+/// Of one line so many are loaded at first, however many waiters are asked for.
+const LARGEST_LINE: usize = 64;
 /// Candidates that one exchange looks at. With more of them it answers `more` and is called again.
 const MOST_CANDIDATES: usize = 8_192;
 /// Bytes of large payloads that one exchange loads, unless the first alone is larger; then it answers `more` too.
@@ -39,14 +45,18 @@ const MOST_LOADED: usize = 16 << 20;
 /// planner looks at the value, so SQLite compiles the statement again for each one.) What a fresh job does not have is one NULL. A large
 /// payload stays behind and is given by its length only: how many of these are taken is decided first.
 macro_rules! candidates {
+    () => {
+        "SELECT json_group_array(json_array(s.handle, s.lane, s.due, s.is_unique, \
+         CASE WHEN s.stamp IS NOT NULL OR s.run > 0 THEN json_array(s.run, s.attempt, s.deaths, s.stamp, s.digest, \
+         s.keys, s.ticket, s.parked_on, s.refusal, s.settled) END, \
+         hex(j.id), j.created_at, iif(octet_length(j.payload) <= 16384, j.payload, octet_length(j.payload)), \
+         CASE WHEN coalesce(j.metadata, j.trace_parent, j.explicit) IS NOT NULL \
+         THEN json_array(j.metadata, j.trace_parent, j.explicit) END))"
+    };
     ($index:literal, $place:literal, $besides:literal, $also:literal) => {
         concat!(
-            "SELECT json_group_array(json_array(s.handle, s.lane, s.due, s.is_unique, ",
-            "CASE WHEN s.stamp IS NOT NULL OR s.run > 0 THEN json_array(s.run, s.attempt, s.deaths, s.stamp, s.digest, ",
-            "s.keys, s.ticket, s.parked_on, s.refusal, s.settled) END, ",
-            "hex(j.id), j.created_at, iif(octet_length(j.payload) <= 16384, j.payload, octet_length(j.payload)), ",
-            "CASE WHEN coalesce(j.metadata, j.trace_parent, j.explicit) IS NOT NULL ",
-            "THEN json_array(j.metadata, j.trace_parent, j.explicit) END)), ",
+            candidates!(),
+            ", ",
             $also,
             " FROM (",
             "SELECT r.handle, r.due FROM json_each(?1) l CROSS JOIN job_state r WHERE r.handle IN (",
@@ -72,6 +82,18 @@ pub(crate) const RESERVED: &str = candidates!(
      WHERE r.lane IN (SELECT value FROM json_each(?1))",
     "EXISTS (SELECT 1 FROM json_each(?1) l CROSS JOIN job_state i INDEXED BY state_ready ON i.lane = l.value WHERE i.place = 1)"
 );
+/// Rows of a line by their numbers. Primary key lookups.
+pub(crate) const PARKED: &str = concat!(
+    candidates!(),
+    " FROM json_each(?) h CROSS JOIN job_state s ON s.handle = h.value CROSS JOIN job j ON j.handle = s.handle WHERE s.place = 2"
+);
+/// The due time of the oldest candidate. Indexes: `state_ready` and `state_reserved`, one entry per lane.
+pub(crate) const OLDEST: &str = "SELECT min(due) FROM ( \
+     SELECT (SELECT i.due FROM job_state i INDEXED BY state_ready WHERE i.place = 1 AND i.lane = l.value ORDER BY i.due LIMIT 1) AS due \
+       FROM json_each(?1) l \
+     UNION ALL \
+     SELECT (SELECT i.due FROM job_state i INDEXED BY state_reserved WHERE i.place = 3 AND i.lane = l.value ORDER BY i.due LIMIT 1) \
+       FROM json_each(?1) l)";
 /// Payloads that a page left behind. Primary key lookups.
 const PAYLOADS: &str = "SELECT j.payload FROM json_each(?) h CROSS JOIN job j ON j.handle = h.value ORDER BY h.key";
 
@@ -144,6 +166,8 @@ struct Claim<'a> {
     /// The stamp of each lane for jobs that declared nothing themselves.
     plain: Vec<Option<(i64, Arc<Stamp>)>>,
     ledger: Ledger,
+    /// Local waiters that the host would still take, by key, in its order.
+    wanted: Vec<(KeyId, usize)>,
     /// Bytes of large payloads that have been loaded.
     loaded: usize,
     reserved: Source,
@@ -159,6 +183,7 @@ pub(crate) async fn claim(
     ledger: Ledger,
     host: HostId,
     params: &ClaimParams,
+    wanted: &[WaitersWanted],
     now: UnixMillis,
     exchanged: &mut Exchanged,
 ) -> Result<(), Fault> {
@@ -174,6 +199,7 @@ pub(crate) async fn claim(
         digests: Vec::with_capacity(params.lanes.len()),
         plain: vec![None; params.lanes.len()],
         ledger,
+        wanted: wanted.iter().map(|wanted| (wanted.key, wanted.most as usize)).collect(),
         loaded: 0,
         reserved: Source::Open,
         ready: Source::Open,
@@ -185,9 +211,16 @@ pub(crate) async fn claim(
         claim.digests.push(work.digest(lane.declarations.digest).await?);
     }
     let lanes = json_numbers(claim.lane_ids.iter().copied());
+    if claim.may_take(work).await? {
+        work.flush().await?;
+        let row = sqlx::query(OLDEST).bind(lanes.clone()).fetch_one(&mut work.conn).await?;
+        let bound = row.try_get::<Option<i64>, _>(0)?.unwrap_or(i64::MAX);
+        claim.take_waiters(work, most, bound, exchanged).await?;
+    }
     let mut page = i64::from(params.max).min(LARGEST_PAGE);
     let mut seen = 0;
-    loop {
+    exchanged.more = exchanged.claimed.len() >= most;
+    while !exchanged.more {
         let Page { found, is_cut } = claim.next_page(work, &lanes, page).await?;
         exchanged.more |= is_cut;
         if found.is_empty() {
@@ -195,13 +228,11 @@ pub(crate) async fn claim(
         }
         seen += found.len();
         claim.decide(work, found, most, exchanged).await?;
-        if exchanged.claimed.len() >= most || seen >= MOST_CANDIDATES {
-            exchanged.more = true;
-        }
-        if exchanged.more {
-            break;
-        }
+        exchanged.more |= exchanged.claimed.len() >= most || seen >= MOST_CANDIDATES;
         page = (page * 2).clamp(PAGE, LARGEST_PAGE);
+    }
+    if !exchanged.more && claim.may_take(work).await? {
+        claim.take_waiters(work, most, i64::MAX, exchanged).await?;
     }
     claim.name_holders(work).await?;
     work.flush().await
@@ -245,13 +276,17 @@ impl Claim<'_> {
         } else {
             sqlx::query(READY).bind(lanes.to_owned()).bind(limit).fetch_one(&mut work.conn).await?
         };
-        let mut page: Vec<Candidates> = serde_json::from_str(row.try_get(0)?)
-            .map_err(|error| Fault::Said(StoreErrorKind::Internal, format!("a page of candidates: {error}")))?;
+        let mut page = read_candidates(row.try_get(0)?)?;
         if (page.len() as i64) < limit {
             let source = if place == Place::Reserved { &mut self.reserved } else { &mut self.ready };
             *source = Source::Exhausted(work.runnable_written);
         }
         page.sort_unstable_by_key(|Candidates(handle, _, due, ..)| (*due, *handle));
+        self.find(work, place, page).await
+    }
+
+    /// Those of a page that can be loaded, with their policies.
+    async fn find(&mut self, work: &mut Work, place: Place, mut page: Vec<Candidates>) -> Result<Page, Fault> {
         let is_cut = self.load_payloads(work, &mut page).await?;
         let mut found = Vec::with_capacity(page.len());
         for Candidates(handle, lane_id, due, is_unique, past, id, created_at, payload, extra) in page {
@@ -366,6 +401,10 @@ impl Claim<'_> {
                 return settle::end(work, &mut self.ledger, &mut found.row, Exit::Ended(&ending), None, self.now).await;
             }
         };
+        let wanted = match found.row.keys[..] {
+            [key] if self.host_holds(work, key) => self.wanted.iter().position(|(of, left)| *of == key && *left > 0),
+            _ => None,
+        };
         let verdict = match &stamp.concurrency {
             None => Verdict::Start,
             Some(concurrency) => {
@@ -378,14 +417,14 @@ impl Claim<'_> {
                     ticket: found.row.ticket,
                     reserved: found.row.place == Place::Reserved,
                     has_started: found.row.has_started(),
-                    local: false,
+                    local: wanted.is_some(),
                 })
             }
         };
         found.row.stamp = Some(stamp_id);
         let text = |key: KeyId| texts.get(&key).map_or("?", String::as_str);
         match verdict {
-            Verdict::Start => exchanged.claimed.push(self.start(work, found, stamp)?),
+            Verdict::Start => exchanged.claimed.push(self.start(work, found, stamp, None)?),
             Verdict::Park { key, ticket, refusal } => {
                 exchanged.parked += 1;
                 if found.row.refusal.is_some() {
@@ -394,6 +433,13 @@ impl Claim<'_> {
                 let limit =
                     self.ledger.key(key).zip(stamp.concurrency.as_ref()).map_or(1, |(state, c)| state.effective_limit(c.value.limit));
                 self.park(work, found.row, key, text(key), ticket, &describe(&refusal, limit));
+            }
+            Verdict::WaitLocally => {
+                let key = wanted.map(|at| &mut self.wanted[at]).map(|(key, left)| {
+                    *left -= 1;
+                    *key
+                });
+                exchanged.claimed.push(self.start(work, found, stamp, key)?);
             }
             Verdict::Skip { key, limit, holder } => {
                 exchanged.skipped += 1;
@@ -408,7 +454,69 @@ impl Claim<'_> {
         Ok(())
     }
 
-    fn start(&mut self, work: &mut Work, found: Found, stamp: Arc<Stamp>) -> Result<Claimed, Fault> {
+    /// Whether a run of this host holds a slot of the key, as decided so far.
+    fn host_holds(&self, work: &Work, key: KeyId) -> bool {
+        let is_own = |job| work.holders.get(&job) == Some(&self.host.0);
+        !self.wanted.is_empty()
+            && self.ledger.key(key).is_some_and(|state| state.slots.iter().any(|slot| !slot.reserved && is_own(slot.job)))
+    }
+
+    /// Whether somebody stands in a line out of which the host might take him. Loads the keys that it wants.
+    async fn may_take(&mut self, work: &mut Work) -> Result<bool, Fault> {
+        // Named so often, so many of its line are loaded.
+        let named = self.wanted.iter().flat_map(|(key, left)| std::iter::repeat_n(*key, *left.min(&LARGEST_LINE)));
+        work.load_keys(&mut self.ledger, named).await?;
+        let stands = |key| self.ledger.key(key).is_some_and(|state| !state.line.is_empty());
+        Ok(self.wanted.iter().any(|(key, left)| *left > 0 && stands(*key) && self.host_holds(work, *key)))
+    }
+
+    /// B8: waiters that the host would take come out of the lines of keys whose slots it holds, as far as the oldest there
+    /// are of these lanes, may wait inside a host and are not due after the bound.
+    async fn take_waiters(&mut self, work: &mut Work, most: usize, bound: i64, exchanged: &mut Exchanged) -> Result<(), Fault> {
+        for at in 0..self.wanted.len() {
+            let (key, wanted) = self.wanted[at];
+            let room = most.saturating_sub(exchanged.claimed.len());
+            let mut left = wanted.min(room);
+            while left > 0 && self.host_holds(work, key) {
+                let Some(state) = self.ledger.key(key) else { break };
+                let heads = state.line.iter().filter(|waiter| !state.passed_over(waiter)).take(left);
+                let heads: Vec<_> = heads.map(|waiter| waiter.job.0).collect();
+                if heads.is_empty() {
+                    break;
+                }
+                // Who was parked by this claim is not written yet.
+                work.flush().await?;
+                let row = sqlx::query(PARKED).bind(json_numbers(heads)).fetch_one(&mut work.conn).await?;
+                let page = read_candidates(row.try_get(0)?)?;
+                let mut found: HashMap<JobHandle, (Found, Arc<Stamp>)> = HashMap::with_capacity(page.len());
+                for candidate in self.find(work, Place::Parked, page).await?.found {
+                    if let Policy::Stamp(_, stamp) = &candidate.policy
+                        && candidate.row.due <= bound
+                        && stamp.concurrency.as_ref().is_some_and(|rules| rules.value.order == Order::Any)
+                    {
+                        let stamp = stamp.clone();
+                        found.insert(candidate.row.job(), (candidate, stamp));
+                    }
+                }
+                let taken = self.ledger.take_waiters(key, left, |waiter| found.contains_key(&waiter.job));
+                if taken.is_empty() {
+                    break;
+                }
+                left -= taken.len();
+                self.wanted[at].1 -= taken.len();
+                for waiter in taken {
+                    if let Some((candidate, stamp)) = found.remove(&waiter.job) {
+                        exchanged.claimed.push(self.start(work, candidate, stamp, Some(key))?);
+                    }
+                }
+                work.decide_further(&mut self.ledger, self.now).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A run of this host begins; with a key: without a slot of it, to wait inside the host.
+    fn start(&mut self, work: &mut Work, found: Found, stamp: Arc<Stamp>, waits: Option<KeyId>) -> Result<Claimed, Fault> {
         let Found { mut row, id, payload, metadata, trace_parent, created_at, lane, policy: _ } = found;
         // Drawn after the grant, inside its transaction: of two holders of a key the later has the larger.
         let token = work.sequence.token;
@@ -423,6 +531,15 @@ impl Claim<'_> {
         row.refusal = None;
         row.changed_at = self.now.0;
         work.audit(Audit::new(row.handle, self.now, Event::Processing).run_of(&row));
+        let passes = |rules: &Concurrency| rules.weight == 1 && rules.order == Order::Any;
+        let local = match (waits, &row.keys[..]) {
+            (Some(key), _) => Some(Local::Waits(key)),
+            (None, [key]) => stamp.concurrency.as_ref().filter(|stamped| passes(&stamped.value)).map(|_| Local::Holds(*key)),
+            (None, _) => None,
+        };
+        if waits.is_none() && !row.keys.is_empty() {
+            work.holders.insert(row.job(), self.host.0);
+        }
         let claimed = Claimed {
             handle: row.job(),
             id,
@@ -436,7 +553,7 @@ impl Claim<'_> {
             stamp,
             keyed: !row.keys.is_empty(),
             fence: (!row.keys.is_empty()).then_some(token.unsigned_abs()),
-            local: None,
+            local,
             created_at,
             claimed_at: self.now,
         };
@@ -479,6 +596,10 @@ impl Claim<'_> {
         }
         Ok(())
     }
+}
+
+fn read_candidates(text: &str) -> Result<Vec<Candidates>, Fault> {
+    serde_json::from_str(text).map_err(|error| Fault::Said(StoreErrorKind::Internal, format!("a page of candidates: {error}")))
 }
 
 /// What a refusal is called behind the key's name.

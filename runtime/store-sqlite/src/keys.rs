@@ -29,7 +29,7 @@ const LONG_LINE: u32 = 256;
 pub(crate) const KEYS: &str = "SELECT \
      (SELECT json_group_array(json_array(c.id, c.admin_limit)) FROM conc_key c INDEXED BY conc_key_limited \
       WHERE c.admin_limit IS NOT NULL AND c.id IN (SELECT value FROM json_each(?1))), \
-     (SELECT json_group_array(json_array(t.key, t.number, t.job, t.stamped, s.place)) \
+     (SELECT json_group_array(json_array(t.key, t.number, t.job, t.stamped, s.place, s.host)) \
       FROM json_each(?1) k CROSS JOIN slot t ON t.key = k.value CROSS JOIN job_state s ON s.handle = t.job), \
      (SELECT json_group_array(json_array(b.key, b.ticket, b.job)) FROM json_each(?1) k CROSS JOIN blocker b ON b.key = k.value), \
      (SELECT json_group_array(json_array(s.parked_on, s.ticket, s.handle, s.stamp, json_array_length(s.keys) > 1)) \
@@ -118,14 +118,17 @@ impl Work {
         let row = sqlx::query(KEYS).bind(wanted).bind(depth + 1).fetch_one(&mut self.conn).await?;
         let damaged = |error: serde_json::Error| Fault::Said(StoreErrorKind::Internal, format!("the rows of a key: {error}"));
         let limits: Vec<(i64, u32)> = serde_json::from_str(row.try_get(0)?).map_err(damaged)?;
-        let slots: Vec<(i64, u32, i64, u32, i64)> = serde_json::from_str(row.try_get(1)?).map_err(damaged)?;
+        let slots: Vec<(i64, u32, i64, u32, i64, Option<i64>)> = serde_json::from_str(row.try_get(1)?).map_err(damaged)?;
         let blockers: Vec<(i64, i64, i64)> = serde_json::from_str(row.try_get(2)?).map_err(damaged)?;
         let mut line: Vec<(i64, i64, i64, Option<i64>, i64)> = serde_json::from_str(row.try_get(3)?).map_err(damaged)?;
         for (key, limit) in limits {
             states.entry(KeyId(key)).or_default().admin_limit = Some(limit);
         }
-        for (key, number, job, limit, place) in slots {
+        for (key, number, job, limit, place, host) in slots {
             let reserved = place == Place::Reserved as i64;
+            if let Some(host) = host {
+                self.holders.insert(JobHandle(job), host);
+            }
             states.entry(KeyId(key)).or_default().slots.push(Slot { number, job: JobHandle(job), limit, reserved });
         }
         for (key, ticket, job) in blockers {

@@ -283,6 +283,8 @@ pub fn hot_queries() -> Vec<(&'static str, &'static str, &'static [&'static str]
         ("activation", exchange::ACTIVATE, &["state_scheduled"]),
         ("heads of lines", keys::KEYS, &["state_parked", "SEARCH t USING PRIMARY KEY", "SEARCH b USING PRIMARY KEY"]),
         ("rest of a line", keys::REST_OF_LINE, &["state_parked"]),
+        ("oldest candidate", claim::OLDEST, &["state_ready (lane=?)", "state_reserved (lane=?)"]),
+        ("local waiters", claim::PARKED, &["SEARCH s USING INTEGER PRIMARY KEY", "SEARCH j USING INTEGER PRIMARY KEY"]),
         ("rescue", hosts::RUNNING_OF, &["state_running"]),
         ("unclaimed reservations", upkeep::STALE, &["state_reserved", "state_woken"]),
         ("ends of runs", settle::SETTLED_ROWS, &["SEARCH s USING INTEGER PRIMARY KEY"]),

@@ -323,6 +323,7 @@ pub(crate) struct Statements {
     free_unique: Bulk,
     free_slots: Bulk,
     take_slots: Bulk,
+    pass_slots: Bulk,
     moves: Bulk,
     unblock: Bulk,
     block: Bulk,
@@ -366,6 +367,11 @@ impl Statements {
             free_unique: Bulk::new("DELETE FROM unique_key WHERE job IN (", 1, ")"),
             free_slots: Bulk::new("DELETE FROM slot WHERE job IN (", 1, ")"),
             take_slots: Bulk::new("INSERT INTO slot (key, number, job, stamped, since)", 5, ""),
+            pass_slots: Bulk::new(
+                "UPDATE slot INDEXED BY slot_job SET job = v.column3, since = v.column4 FROM (",
+                4,
+                ") AS v WHERE slot.key = v.column1 AND slot.job = v.column2",
+            ),
             moves: Bulk::new(
                 "UPDATE job_state SET place = v.column2, changed_at = v.column3 FROM (",
                 3,
@@ -401,6 +407,8 @@ pub(crate) struct Writes {
     free_unique: Vec<i64>,
     free_slots: Vec<i64>,
     take_slots: Vec<(i64, i64, i64, i64, i64)>,
+    /// Slots that have passed on: key, from whom, to whom, when. Each once, with the last it has come to.
+    pass_slots: Vec<(i64, i64, i64, i64)>,
     moves: Vec<(i64, Place, i64)>,
     unblocks: Vec<i64>,
     blocks: Vec<(i64, i64, i64)>,
@@ -451,8 +459,22 @@ impl Writes {
 
     /// Whether nothing waits to be written.
     pub(crate) fn is_written(&self) -> bool {
-        let Writes { states, ends, audits, outcomes, logs, progress, free_unique, free_slots, take_slots, moves, unblocks, blocks, .. } =
-            self;
+        let Writes {
+            states,
+            ends,
+            audits,
+            outcomes,
+            logs,
+            progress,
+            free_unique,
+            free_slots,
+            take_slots,
+            pass_slots,
+            moves,
+            unblocks,
+            blocks,
+            ..
+        } = self;
         states.is_empty()
             && ends.is_empty()
             && audits.is_empty()
@@ -462,6 +484,7 @@ impl Writes {
             && free_unique.is_empty()
             && free_slots.is_empty()
             && take_slots.is_empty()
+            && pass_slots.is_empty()
             && moves.is_empty()
             && unblocks.is_empty()
             && blocks.is_empty()
@@ -545,6 +568,11 @@ impl Writes {
                     self.take_slots.retain(|(_, _, holder, _, _)| *holder != job.0);
                     self.free_slots.push(job.0);
                 }
+                // One statement re-points all of them, so a slot that has gone through several runs goes at once to the last.
+                Effect::Pass { key, from, to } => match self.pass_slots.iter_mut().find(|(of, _, at, _)| (*of, *at) == (key.0, from.0)) {
+                    Some((.., at, _)) => *at = to.0,
+                    None => self.pass_slots.push((key.0, from.0, to.0, now.0)),
+                },
                 Effect::KeepTicket { job, ticket } => {
                     // It is about a start of this batch, whose row has not been written yet.
                     if let Some(row) = self.states.iter_mut().rev().find(|row| row.handle == job.0) {
@@ -572,6 +600,7 @@ impl Writes {
             free_unique,
             free_slots,
             take_slots,
+            pass_slots,
             moves,
             unblocks,
             blocks,
@@ -597,6 +626,11 @@ impl Writes {
             Ok(())
         })?;
         script.rows(&with.states, &states, StateRow::put)?;
+        // Before the deletions: what has passed on is not its old holder's to leave behind, and its new one may have ended.
+        script.rows(&with.pass_slots, &pass_slots, |(key, from, to, since), row| {
+            row.put(*key)?.put(*from)?.put(*to)?.put(*since)?;
+            Ok(())
+        })?;
         script.rows(&with.free_slots, &free_slots, one)?;
         script.rows(&with.take_slots, &take_slots, |(key, number, job, limit, since), row| {
             row.put(*key)?.put(*number)?.put(*job)?.put(*limit)?.put(*since)?;

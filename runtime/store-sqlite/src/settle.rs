@@ -6,8 +6,8 @@ use std::time::Duration;
 use sqlx::Row as _;
 use warp_domain::ending::{Ending, FailedReason};
 use warp_domain::ledger::{Ledger, keeps_ticket_on_retry};
-use warp_domain::{HostId, UnixMillis};
-use warp_store::{NewJob, RunOutput, Settle, SettleVerdict, StateVerdict, StoreErrorKind, codec};
+use warp_domain::{ClaimToken, HostId, JobHandle, UnixMillis};
+use warp_store::{NewJob, Pass, RunOutput, Settle, SettleVerdict, StateVerdict, StoreErrorKind, codec};
 
 use crate::enqueue;
 use crate::error::Fault;
@@ -129,9 +129,8 @@ pub(crate) async fn settle(
     cancellations: bool,
     now: UnixMillis,
 ) -> Result<Vec<SettleVerdict>, Fault> {
-    let mut rows = load(work, settles, cancellations).await?;
-    let is_mine =
-        |settle: &Settle, row: &StateRow| row.place == Place::Running && row.token == Some(settle.token.0) && row.host == Some(host.0);
+    let mut rows = load(work, settles.iter().map(|settle| (settle.handle, settle.token)), cancellations).await?;
+    let is_mine = |settle: &Settle, row: &StateRow| is_run_of(host, settle.token, row);
     let keys: Vec<_> = settles
         .iter()
         .filter_map(|settle| rows.get(&settle.handle.0).filter(|loaded| is_mine(settle, &loaded.row)))
@@ -158,18 +157,61 @@ pub(crate) async fn settle(
     Ok(verdicts)
 }
 
-async fn load(work: &mut Work, settles: &[Settle], cancellations: bool) -> Result<HashMap<i64, Loaded>, Fault> {
-    let mut loaded = HashMap::with_capacity(settles.len());
+/// Whether the row is that of a run that goes on here.
+fn is_run_of(host: HostId, token: ClaimToken, row: &StateRow) -> bool {
+    row.place == Place::Running && row.token == Some(token.0) && row.host == Some(host.0)
+}
+
+/// B8: slots that have passed on inside the host, in the order in which they did; whose next holders have none after
+/// that. Before the ends, so that the end of a run whose slot has passed on finds none to free. Nothing comes free here:
+/// how many slots there are does not change, so nobody in line has to be looked at.
+///
+/// After an unknown outcome the same comes again: then the slot is with the next holder already, or that one has ended.
+pub(crate) async fn pass(
+    work: &mut Work,
+    ledger: &mut Ledger,
+    host: HostId,
+    passes: &[Pass],
+    now: UnixMillis,
+) -> Result<Vec<ClaimToken>, Fault> {
+    let mut not_passed = Vec::new();
+    if passes.is_empty() {
+        return Ok(not_passed);
+    }
+    let rows = load(work, passes.iter().flat_map(|pass| [pass.from, pass.to]), false).await?;
+    let runs_here = |(job, token): (JobHandle, ClaimToken)| rows.get(&job.0).is_some_and(|loaded| is_run_of(host, token, &loaded.row));
+    work.load_keys(ledger, passes.iter().map(|pass| pass.key)).await?;
+    for &Pass { key, from, to } in passes {
+        let has_come = ledger.key(key).is_some_and(|state| state.slots.iter().any(|slot| slot.job == to.0));
+        if !runs_here(to) || has_come {
+            continue;
+        }
+        if runs_here(from) && ledger.pass(key, from.0, to.0) {
+            work.holders.insert(to.0, host.0);
+        } else {
+            not_passed.push(to.1);
+        }
+    }
+    work.take_decisions(ledger, now);
+    Ok(not_passed)
+}
+
+async fn load(
+    work: &mut Work,
+    runs: impl Iterator<Item = (JobHandle, ClaimToken)> + Clone,
+    cancellations: bool,
+) -> Result<HashMap<i64, Loaded>, Fault> {
+    let mut loaded = HashMap::new();
     // Nobody but its host ends a run, so what this process wrote when it claimed is what stands there, unless
     // somebody wants a run cancelled. The guard of the write tells when that is wrong.
     if !cancellations {
-        for settle in settles {
-            if let Some(row) = work.running.get(&settle.handle.0).filter(|row| row.token == Some(settle.token.0)) {
+        for (job, token) in runs.clone() {
+            if let Some(row) = work.running.get(&job.0).filter(|row| row.token == Some(token.0)) {
                 loaded.insert(row.handle, Loaded { row: row.clone(), cancelled_by: None });
             }
         }
     }
-    let handles: Vec<_> = settles.iter().map(|settle| settle.handle.0).filter(|handle| !loaded.contains_key(handle)).collect();
+    let handles: Vec<_> = runs.map(|(job, _)| job.0).filter(|handle| !loaded.contains_key(handle)).collect();
     if handles.is_empty() {
         return Ok(loaded);
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use sqlx::sqlite::SqliteRow;
 use sqlx::{Row as _, SqliteConnection};
 use warp_domain::policy::{Declared, Stamp};
-use warp_domain::{Digest, HostId, KeyId, UnixMillis};
+use warp_domain::{Digest, HostId, JobHandle, KeyId, UnixMillis};
 use warp_store::{StoreErrorKind, codec};
 
 use crate::bulk::Script;
@@ -112,6 +112,8 @@ pub(crate) struct Work {
     /// Rows of runs that this process has claimed, as they were written. Every write that ends one is guarded by its
     /// token, so an entry that somebody else has made untrue is noticed and read again.
     pub(crate) running: HashMap<i64, StateRow>,
+    /// Who runs the holders of the keys that this command has loaded. (Whether they still hold them the ledger knows.)
+    pub(crate) holders: HashMap<JobHandle, i64>,
     others_wrote: bool,
     is_prepared: bool,
     path: Arc<PathBuf>,
@@ -134,6 +136,7 @@ impl Work {
             framed: Framed::No,
             runnable_written: 0,
             running: HashMap::new(),
+            holders: HashMap::new(),
             others_wrote: false,
             is_prepared: false,
             path,
@@ -284,6 +287,7 @@ impl Work {
     pub(crate) fn end_command(&mut self) {
         self.announce |= self.writes.made_runnable();
         self.facts = None;
+        self.holders.clear();
         self.writes.clear();
     }
 

@@ -11,6 +11,7 @@ pub mod claims;
 pub mod enqueue;
 pub mod entries;
 pub mod hosts;
+pub mod inside;
 pub mod keys;
 pub mod operators;
 pub mod pauses;
@@ -51,6 +52,13 @@ macro_rules! conformance {
             waiters_keep_the_limit_they_were_stamped_with, a_holder_at_one_is_alone, who_leaves_the_line_passes_on,
             an_unclaimed_reservation_goes_on, waiters_without_a_host_are_passed_over, gated_jobs_in_front_hide_nobody,
             a_long_line_is_served_to_its_end, waiters_cost_others_nothing, later_holders_have_larger_tokens
+        }
+        $crate::conformance! { $open, inside:
+            a_job_waits_inside_the_host_that_holds_its_key, waiters_are_taken_in_their_order, older_waiters_come_before_new_jobs,
+            only_what_could_have_the_slot_waits_inside, a_slot_passes_on_with_the_ends, a_slot_passes_on_whatever_the_end,
+            a_slot_that_is_not_there_does_not_pass, a_local_waiter_goes_back_as_it_came, an_operators_limit_stops_new_local_waiters,
+            skip_is_decided_before_anybody_waits_inside, a_rescue_gives_local_waiters_back,
+            a_renewal_hands_back_a_local_waiter_that_its_host_does_not_know
         }
         $crate::conformance! { $open, entries:
             an_enqueued_job, a_scheduled_job, a_child_of_a_handler, an_operators_requeue, a_rescued_job, a_retried_job, a_snoozed_job,
@@ -97,6 +105,7 @@ mod tests {
             include_str!("enqueue.rs"),
             include_str!("entries.rs"),
             include_str!("hosts.rs"),
+            include_str!("inside.rs"),
             include_str!("keys.rs"),
             include_str!("operators.rs"),
             include_str!("pauses.rs"),

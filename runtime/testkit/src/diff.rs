@@ -1,9 +1,10 @@
 //! A driver beside the model, or beside another driver: the same random commands, and everything that can be seen of
 //! both after each.
 //!
-//! What is compared: verdicts, who is claimed, parked and skipped, states, run and attempt numbers, stamps, keys,
-//! places in line, slots with their numbers and holders, admin limits, counters by reason. What is not: texts for
-//! people, audit rows, logs, and the numbers by which a store names rows, tokens and hosts.
+//! What is compared: verdicts, who is claimed, parked and skipped, who waits inside a host and to whom no slot could
+//! pass, states, run and attempt numbers, stamps, keys, places in line, slots with their numbers and holders, admin
+//! limits, counters by reason. What is not: texts for people, audit rows, logs, and the numbers by which a store names
+//! rows, tokens and hosts.
 //!
 //! What must stay true: a step draws from a generator of its own, so a failing run can be cut down like one of the
 //! simulation. The report names the seed; the caller's test says how it is replayed.
@@ -16,10 +17,10 @@ use std::time::Duration;
 use warp_domain::ending::{Ending, FailedReason, Observed, Outcome, RunFacts, Said, end_of};
 use warp_domain::policy::{Declared, Retry};
 use warp_domain::resolve::Declarations;
-use warp_domain::{ClaimToken, Digest, HostId, JobHandle, JobId, UnixMillis};
+use warp_domain::{ClaimToken, Digest, HostId, JobHandle, JobId, KeyId, UnixMillis};
 use warp_store::{
-    ClaimParams, ExchangeParams, HandOff, HostInfo, JobFilter, NewJob, RenewParams, Renewed, RunOutput, Served, Settle, StateChange,
-    StateWrite, Store, Waiting,
+    ClaimParams, Claimed, ExchangeParams, HandOff, HostInfo, JobFilter, Local, NewJob, Pass, RenewParams, Renewed, RunOutput, Served,
+    Settle, StateChange, StateWrite, Store, WaitersWanted, Waiting,
 };
 
 use crate::model::lanes;
@@ -39,7 +40,22 @@ struct Run {
     attempt: u32,
     retry: Option<Retry>,
     names: [(JobHandle, ClaimToken); 2],
+    /// The key whose slot it has, or waits for, by the name that each store gave it.
+    keys: Option<[KeyId; 2]>,
+    /// It waits inside its host (B8).
+    waits: bool,
     settle: Option<(Ending, Vec<StateWrite>)>,
+}
+
+/// A slot that passed on inside a host, by the names that each store gave.
+#[derive(Clone, Copy)]
+struct Passed {
+    jobs: [JobId; 2],
+    passes: [Pass; 2],
+}
+
+fn key_of(claimed: &Claimed) -> Option<KeyId> {
+    claimed.local.map(|(Local::Holds(key) | Local::Waits(key))| key)
 }
 
 struct Pair<'a> {
@@ -50,6 +66,10 @@ struct Pair<'a> {
     runs: Vec<Vec<Run>>,
     /// Settles whose answer was lost: they are sent once more.
     repeats: Vec<Vec<Run>>,
+    /// What has passed on inside each host and is to be written with the end that it began with.
+    passed: Vec<Vec<Passed>>,
+    /// The same whose answer was lost.
+    passed_before: Vec<Vec<Passed>>,
     ids: Vec<JobId>,
     now: i64,
     trace: Vec<String>,
@@ -77,6 +97,8 @@ pub async fn compare(left: &dyn Store, right: &dyn Store, seed: u64, steps: usiz
         serves: (0..HOSTS).map(|_| (0..CONTRACTS).collect()).collect(),
         runs: vec![Vec::new(); HOSTS],
         repeats: vec![Vec::new(); HOSTS],
+        passed: vec![Vec::new(); HOSTS],
+        passed_before: vec![Vec::new(); HOSTS],
         ids: Vec::new(),
         now: 1_700_000_000_000,
         trace: Vec::new(),
@@ -268,14 +290,33 @@ impl Pair<'_> {
         let now = self.at();
         let mut ending: Vec<Run> = self.repeats[at].drain(..).collect();
         let fresh: Vec<Run> = self.runs[at].extract_if(.., |run| run.settle.is_some()).collect();
+        let ends = |passed: &Passed| fresh.iter().any(|run| run.names[0] == passed.passes[0].from);
+        let mut passed: Vec<Passed> = self.passed_before[at].drain(..).collect();
+        let with_ends: Vec<Passed> = self.passed[at].extract_if(.., |passed| ends(passed)).collect();
         if rng.chance(15) {
             self.repeats[at] = fresh.clone();
+            self.passed_before[at] = with_ends.clone();
         }
+        passed.extend(with_ends);
         ending.extend(fresh);
         let claim = rng.chance(85).then(|| ClaimParams { lanes: lanes(&QUEUES, &self.served(at)), max: 1 + rng.below(4) as u32 });
+        let most = if rng.chance(70) { 1 + rng.below(3) as u32 } else { 0 };
+        let mut wanted: Vec<[KeyId; 2]> = Vec::new();
+        for run in self.runs[at].iter().chain(&ending).filter(|run| most > 0 && !run.waits) {
+            wanted.extend(run.keys.filter(|keys| !wanted.contains(keys)));
+        }
+        // Sometimes what is not there is passed on: between two who wait.
+        let waiting: Vec<_> = self.runs[at].iter().filter(|run| run.waits && run.settle.is_none()).collect();
+        if let ([from, to, ..], true) = (&waiting[..], rng.chance(10))
+            && let (Some(keys), true) = (from.keys, from.keys == to.keys)
+        {
+            let pass = |side: usize| Pass { key: keys[side], from: from.names[side], to: to.names[side] };
+            passed.push(Passed { jobs: [from.id, to.id], passes: [pass(0), pass(1)] });
+        }
         let names: Vec<_> = ending.iter().map(|run| (short(run.id), run.settle.as_ref().map(|(ending, _)| ending.clone()))).collect();
         let max = claim.as_ref().map(|claim| claim.max);
-        self.say(|line| write!(line, "host {at} settles {names:?} and claims {max:?}"));
+        let moved: Vec<_> = passed.iter().map(|passed| passed.jobs.map(short)).collect();
+        self.say(|line| write!(line, "host {at} passes {moved:?}, settles {names:?} and claims {max:?}, {most} more of {wanted:?}"));
         let (left, right) = both!(self, |store, side| {
             let settles = ending.iter().filter_map(|run| {
                 let (ending, state) = run.settle.clone()?;
@@ -286,7 +327,11 @@ impl Pair<'_> {
                 now,
                 settles: settles.collect(),
                 claim: claim.clone(),
-                hand_off: HandOff::default(),
+                hand_off: HandOff {
+                    passes: passed.iter().map(|passed| passed.passes[side]).collect(),
+                    wanted: wanted.iter().map(|keys| WaitersWanted { key: keys[side], most }).collect(),
+                    extra: 0,
+                },
             })
         });
         let (left, right) = match (left, right) {
@@ -298,8 +343,15 @@ impl Pair<'_> {
             }
         };
         same("verdicts", (&left.settled, &right.settled))?;
+        let refused = |tokens: &[ClaimToken], side: usize| {
+            let mut refused: Vec<_> = passed.iter().filter(|passed| tokens.contains(&passed.passes[side].to.1)).map(|p| p.jobs).collect();
+            refused.sort_unstable();
+            refused
+        };
+        same("not passed", (refused(&left.not_passed, 0), refused(&right.not_passed, 1)))?;
         let seen = |done: &warp_store::Exchanged| {
-            let claimed: Vec<_> = done.claimed.iter().map(|run| (short(run.id), run.run, run.attempt, run.keyed)).collect();
+            let stands = |run: &Claimed| run.local.map(|local| matches!(local, Local::Waits(_)));
+            let claimed: Vec<_> = done.claimed.iter().map(|run| (short(run.id), run.run, run.attempt, run.keyed, stands(run))).collect();
             (
                 claimed,
                 ("parked", done.parked),
@@ -318,6 +370,8 @@ impl Pair<'_> {
                 attempt: left.attempt,
                 retry: left.stamp.retry.as_ref().map(|stamped| stamped.value.clone()),
                 names: [(left.handle, left.token), (right.handle, right.token)],
+                keys: key_of(left).zip(key_of(right)).map(|(left, right)| [left, right]),
+                waits: matches!(left.local, Some(Local::Waits(_))),
                 settle: None,
             });
         }
@@ -328,6 +382,14 @@ impl Pair<'_> {
         let now = self.at();
         let open: Vec<_> = self.runs[at].iter().enumerate().filter(|(_, run)| run.settle.is_none()).map(|(which, _)| which).collect();
         let Some(&which) = rng.pick(&open) else { return };
+        if self.runs[at][which].waits {
+            // It does not begin in time.
+            self.runs[at][which].settle = Some((Ending::HandBack { message: "boom".to_owned() }, Vec::new()));
+            return;
+        }
+        if rng.chance(80) {
+            self.begin_next(at, which);
+        }
         let boom = || "boom".to_owned();
         let outcome = match rng.below(20) {
             0..9 => Outcome::Said(Said::Completed(rng.chance(8).then(|| "a\0b".to_owned()))),
@@ -347,6 +409,17 @@ impl Pair<'_> {
         };
         let state = if rng.chance(30) { vec![StateWrite { bucket: "s".to_owned(), key: "n".to_owned(), change }] } else { Vec::new() };
         run.settle = Some((end_of(outcome, &facts), state));
+    }
+
+    /// B8: the oldest local waiter of its key that was claimed after it begins in place of a run that ends.
+    fn begin_next(&mut self, at: usize, which: usize) {
+        let ended = self.runs[at][which].clone();
+        let Some(keys) = ended.keys else { return };
+        let may_begin = |run: &&mut Run| run.waits && run.settle.is_none() && run.keys == Some(keys) && run.names[0].1 > ended.names[0].1;
+        let Some(next) = self.runs[at].iter_mut().filter(may_begin).min_by_key(|run| run.names[0].1) else { return };
+        next.waits = false;
+        let pass = |side: usize| Pass { key: keys[side], from: ended.names[side], to: next.names[side] };
+        self.passed[at].push(Passed { jobs: [ended.id, next.id], passes: [pass(0), pass(1)] });
     }
 
     async fn renew(&mut self, at: usize, rng: &mut Rng) -> Result<(), String> {
@@ -386,6 +459,8 @@ impl Pair<'_> {
         let Some(host) = self.hosts[at] else { return Ok(()) };
         let now = self.at();
         self.runs[at].clear();
+        self.passed[at].clear();
+        self.passed_before[at].clear();
         self.hosts[at] = None;
         if rng.chance(40) {
             self.say(|line| write!(line, "host {at} deregisters"));

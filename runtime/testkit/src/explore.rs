@@ -479,7 +479,8 @@ impl World {
                         ended(world);
                         world.write(at, registration, Which::All, served)
                     });
-                    let places = (0..host.runs.len()).filter(|next| !host.lapsed && host.may_pass(which, *next, &|fault| self.is_broken(fault)));
+                    let places =
+                        (0..host.runs.len()).filter(|next| !host.lapsed && host.may_pass(which, *next, &|fault| self.is_broken(fault)));
                     for next in places {
                         let begins = host.runs[next].job;
                         go(format!("on host {at} {:?} {how}, and {begins:?} begins in its place", run.job), by_itself, &|world| {
@@ -541,7 +542,9 @@ impl World {
                     let lane = served[(job.0 - 1) as usize].clone();
                     go(format!("host {at} claims {job:?}"), true, &|world| world.claim(at, registration, &lane, 0));
                     if case.inside && row.place == Place::Ready {
-                        go(format!("host {at} claims {job:?}, which may wait inside"), true, &|world| world.claim(at, registration, &lane, 1));
+                        go(format!("host {at} claims {job:?}, which may wait inside"), true, &|world| {
+                            world.claim(at, registration, &lane, 1)
+                        });
                     }
                 }
                 if case.inside && row.place == Place::Parked {

@@ -21,8 +21,9 @@ use warp_domain::resolve::{Declarations, resolve};
 use warp_domain::{ClaimToken, Digest, HostId, JobHandle, JobId, KeyId, UnixMillis};
 use warp_store::codec::{JsonPayload, check_new_job};
 use warp_store::{
-    AuditRow, CancelSignal, ClaimParams, Claimed, CommandVerdict, EnqueueVerdict, ExchangeParams, Exchanged, HandOff, HostInfo, Lane, Local,
-    LogLine, NewJob, Pass, Pause, Rescued, RunOutput, Served, Settle, SettleVerdict, StateChange, StateVerdict, StateWrite, StoreError, StoreErrorKind,
+    AuditRow, CancelSignal, ClaimParams, Claimed, CommandVerdict, EnqueueVerdict, ExchangeParams, Exchanged, HandOff, HostInfo, Lane,
+    Local, LogLine, NewJob, Pass, Pause, Rescued, RunOutput, Served, Settle, SettleVerdict, StateChange, StateVerdict, StateWrite,
+    StoreError, StoreErrorKind,
 };
 
 /// Where a row stands.
@@ -995,7 +996,7 @@ impl Model {
         #[cfg(feature = "mutations")]
         let before: BTreeMap<_, _> = self.keys.keys().map(|&key| (key, self.view(key, 0))).collect();
         let decided = self.journal.len();
-        let HandOff { passes, wanted } = &params.hand_off;
+        let HandOff { passes, wanted, .. } = &params.hand_off;
         // Before the ends: whoever ends has no slot any more that it could leave to others.
         let passes_first = !broken!(self, PassAfterEnds);
         let mut not_passed = if passes_first { self.pass(params.host, passes, params.now) } else { Vec::new() };
@@ -1180,8 +1181,8 @@ impl Model {
         }
     }
 
-    /// Page by page, what is reserved first, oldest due first; what a page has woken is in the next.
-    /// Last come waiters out of the lines of the wanted keys.
+    /// Page by page, what is reserved first, oldest due first; what a page has woken is in the next. Waiters out of the
+    /// lines of the wanted keys come before that, as far as they are older than everything else, and after it.
     fn claim(&mut self, tx: &mut Tx, host: HostId, params: &ClaimParams, wanted: &mut [(KeyId, u32)], done: &mut Exchanged) {
         let now = tx.now;
         for row in self.rows.values_mut().filter(|row| row.place == Place::Scheduled && row.due <= now) {
@@ -1193,6 +1194,11 @@ impl Model {
         let open = |lane: &&Lane| !host_paused && !self.paused_queues.contains_key(&lane.queue);
         let lanes: Vec<_> = params.lanes.iter().filter(|lane| open(lane) || broken!(self, ClaimIgnoresPause)).cloned().collect();
         let most = usize::try_from(params.max).unwrap_or(usize::MAX);
+        let runnable = |row: &&Row| matches!(row.place, Place::Ready | Place::Reserved);
+        let is_its = |row: &Row, lane: &Lane| row.job.queue == lane.queue && row.job.contract == lane.declarations.contract;
+        let in_sight = self.rows.values().filter(runnable).filter(|row| lanes.iter().any(|lane| is_its(row, lane)));
+        let bound = in_sight.map(|row| row.due).min();
+        self.take_waiters(tx, host, wanted, most, bound, &lanes, done);
         let (mut page, mut seen) = (most, 0);
         while done.claimed.len() < most && seen < MOST_CANDIDATES {
             let mut found = self.page(&lanes, Place::Reserved, page);
@@ -1213,30 +1219,57 @@ impl Model {
             page = (page * 2).clamp(64, 1024);
         }
         done.more = done.claimed.len() >= most || seen >= MOST_CANDIDATES;
-        for &mut (key, left) in wanted {
-            let left = usize::try_from(left).unwrap_or(usize::MAX).min(most.saturating_sub(done.claimed.len()));
-            if !done.more && left > 0 && self.host_holds(host, key) {
-                self.take_waiters(tx, host, key, left, &lanes, done);
-            }
+        if !done.more {
+            self.take_waiters(tx, host, wanted, most, None, &lanes, done);
         }
     }
 
-    /// B8: out of the line, as far as its oldest may wait inside the host.
-    fn take_waiters(&mut self, tx: &mut Tx, host: HostId, key: KeyId, most: usize, lanes: &[Lane], done: &mut Exchanged) {
-        let mut left = most;
+    /// B8: out of the lines, as far as their oldest may wait inside the host and are not due after the bound.
+    #[expect(clippy::too_many_arguments, reason = "a claim in progress is these")]
+    fn take_waiters(
+        &mut self,
+        tx: &mut Tx,
+        host: HostId,
+        wanted: &mut [(KeyId, u32)],
+        most: usize,
+        bound: Option<UnixMillis>,
+        lanes: &[Lane],
+        done: &mut Exchanged,
+    ) {
+        for (key, left) in wanted {
+            let room = u32::try_from(most.saturating_sub(done.claimed.len())).unwrap_or(u32::MAX);
+            let taken = self.take_from_line(tx, host, *key, room.min(*left), bound, lanes, done);
+            *left -= taken;
+        }
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "a claim in progress is these")]
+    fn take_from_line(
+        &mut self,
+        tx: &mut Tx,
+        host: HostId,
+        key: KeyId,
+        most: u32,
+        bound: Option<UnixMillis>,
+        lanes: &[Lane],
+        done: &mut Exchanged,
+    ) -> u32 {
+        let mut count = 0;
         self.need(tx, &[key]);
         loop {
+            let is_bound = |row: &Row| bound.is_none_or(|bound| row.due <= bound);
             let lane_of = |job| {
-                let row = self.rows.get(&job).filter(|row| row.order() == Order::Any)?;
+                let row = self.rows.get(&job).filter(|row| row.order() == Order::Any && is_bound(row))?;
                 let is_its = |lane: &&Lane| row.job.queue == lane.queue && row.job.contract == lane.declarations.contract;
                 lanes.iter().find(is_its).cloned()
             };
+            let left = if self.host_holds(host, key) { (most - count) as usize } else { 0 };
             let taken = tx.ledger.take_waiters(key, left, |waiter| lane_of(waiter.job).is_some());
             let taken: Vec<_> = taken.into_iter().filter_map(|waiter| Some((waiter.job, lane_of(waiter.job)?))).collect();
             if taken.is_empty() {
-                return;
+                return count;
             }
-            left -= taken.len();
+            count += u32::try_from(taken.len()).unwrap_or(u32::MAX);
             // Whoever comes next in the line comes after all who were taken.
             let effects = tx.ledger.take_effects();
             for (job, lane) in taken {
@@ -1276,15 +1309,7 @@ impl Model {
         }
     }
 
-    fn claim_one(
-        &mut self,
-        tx: &mut Tx,
-        host: HostId,
-        job: JobHandle,
-        lane: Lane,
-        wanted: &mut [(KeyId, u32)],
-        done: &mut Exchanged,
-    ) {
+    fn claim_one(&mut self, tx: &mut Tx, host: HostId, job: JobHandle, lane: Lane, wanted: &mut [(KeyId, u32)], done: &mut Exchanged) {
         let Some(row) = self.rows.get(&job) else { return };
         let has_started = row.stamp.is_some();
         let reserved = row.place == Place::Reserved;

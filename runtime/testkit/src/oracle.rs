@@ -395,7 +395,11 @@ impl Oracle {
             for (_, job, family) in &runs {
                 let limit = family.limit.max(1);
                 let bound = runs.iter().filter(|(.., other)| other.limit.max(1) <= limit);
-                let beside: u32 = if limit == 1 { runs.iter().map(|(.., other)| other.weight).sum() } else { bound.map(|(.., other)| other.weight).sum() };
+                let beside: u32 = if limit == 1 {
+                    runs.iter().map(|(.., other)| other.weight).sum()
+                } else {
+                    bound.map(|(.., other)| other.weight).sum()
+                };
                 if beside > limit {
                     return Err(format!("{job:?} is executed at limit {limit} of {key:?}, and {runs:?} are"));
                 }

@@ -585,7 +585,7 @@ impl Sim {
                 wanted.push(WaitersWanted { key, most });
             }
         }
-        HandOff { passes: host.passes.as_slice().into(), wanted: wanted.into() }
+        HandOff { passes: host.passes.as_slice().into(), wanted: wanted.into(), extra: 0 }
     }
 
     /// The connection breaks while the request is under way. The host believes it lost and repeats it; the database
@@ -678,7 +678,8 @@ impl Sim {
         if !host.up || host.frozen {
             return;
         }
-        let running: Vec<_> = host.runs.iter().enumerate().filter(|(_, run)| run.settle.is_none() && !run.waits).map(|(at, _)| at).collect();
+        let running: Vec<_> =
+            host.runs.iter().enumerate().filter(|(_, run)| run.settle.is_none() && !run.waits).map(|(at, _)| at).collect();
         let Some(&which) = rng.pick(&running) else { return };
         let boom = || "boom".to_owned();
         let cancelled = self.model.cancels.get(&host.runs[which].job) == Some(&host.runs[which].token);

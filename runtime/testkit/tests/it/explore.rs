@@ -193,7 +193,12 @@ fn broken_rules_about_local_waiters_show_in_their_case() {
         let case = all.into_iter().find(|case| case.name == *name).unwrap_or_else(|| panic!("no case \"{name}\""));
         match explore(&Case { mutation: Some(*mutation), ..case }) {
             Err(found) => {
-                println!("{mutation:?} in \"{name}\" after {} steps: {}\n    {}", found.path.len(), found.broken, found.path.join("\n    "));
+                println!(
+                    "{mutation:?} in \"{name}\" after {} steps: {}\n    {}",
+                    found.path.len(),
+                    found.broken,
+                    found.path.join("\n    ")
+                );
                 if !found.broken.contains(expected) {
                     missed.push(format!("{mutation:?} showed as \"{}\"", found.broken));
                 }

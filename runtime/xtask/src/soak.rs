@@ -18,7 +18,7 @@ const INTERLEAVINGS: &str = "interleavings";
 #[derive(clap::Args)]
 pub struct Args {
     /// Only this part: crowd, killed, replaced, shipped or stopped of the acceptance; faults, or one of them by its path
-    /// such as faults::cases::ledger::the_network_falls_silent; interleavings of session locks
+    /// such as faults::cases::ledger::the_network_falls_silent; interleavings of session locks and of local waiters
     #[arg(value_name = "PART")]
     part: Option<String>,
     /// Repeat so often, or until something fails
@@ -33,7 +33,7 @@ pub fn run(root: &Path, args: &Args) -> Result<ExitCode> {
         // Every interleaving is walked once: a second round could find nothing else.
         let status = Command::new(env!("CARGO"))
             .args(["test", "--release", "--package", "warp-testkit", "--test", "it", "--"])
-            .args(["session::", "--ignored", "--nocapture", "--test-threads", "1"])
+            .args(["session::", "explore::", "--ignored", "--nocapture", "--test-threads", "1"])
             .current_dir(root)
             .status()
             .context("cargo test")?;

@@ -168,41 +168,31 @@ fn broken_rules_show_in_some_case() {
 }
 
 /// The mutation, and the case that shows it.
-const INSIDE: &[(Mutation, &str, &str)] = &[
-    (Mutation::BeginsWithoutPass, "inside, limit 1, 3 jobs", ""),
-    (Mutation::PassAfterEnds, "inside, limit 1, 3 jobs", ""),
-    (Mutation::EndFreesPassedSlot, "inside, limit 1, 3 jobs", ""),
-    (Mutation::BeginsBeside, "inside, limit 1, 3 jobs", ""),
-    (Mutation::BeginsBehind, "inside, limit 1, 3 jobs", ""),
-    (Mutation::EndOvertakesPass, "inside, limit 1, 3 jobs", ""),
-    (Mutation::KeepsWaiters, "inside, limit 1, 3 jobs", ""),
-    (Mutation::WaitersWithoutSlot, "inside, limit 1, 3 jobs", ""),
-    (Mutation::Ledger(Rule::WaitersAreTakenInOrder), "inside, limit 1, 4 jobs", ""),
-    (Mutation::Ledger(Rule::WaitsInsideOnlyWhenFull), "inside, limit 1, 3 jobs", ""),
-    (Mutation::Ledger(Rule::TakenWaitersHandOn), "inside, stamps 2, 2, 2 and 3", ""),
-    (Mutation::Ledger(Rule::PassBetweenLikes), "inside, stamps 1 and 3", ""),
-    (Mutation::Ledger(Rule::PassWithoutAdminLimit), "inside, limit 2→1, 3 jobs", ""),
+const INSIDE: &[(Mutation, &str)] = &[
+    (Mutation::BeginsWithoutPass, "inside, limit 1, 3 jobs"),
+    (Mutation::PassAfterEnds, "inside, limit 1, 3 jobs"),
+    (Mutation::EndFreesPassedSlot, "inside, limit 1, 3 jobs"),
+    (Mutation::BeginsBeside, "inside, limit 1, 3 jobs"),
+    (Mutation::BeginsBehind, "inside, limit 1, 3 jobs"),
+    (Mutation::EndOvertakesPass, "inside, limit 1, 3 jobs"),
+    (Mutation::KeepsWaiters, "inside, limit 1, 3 jobs"),
+    (Mutation::WaitersWithoutSlot, "inside, limit 1, 3 jobs"),
+    (Mutation::Ledger(Rule::WaitersAreTakenInOrder), "inside, limit 1, 4 jobs"),
+    (Mutation::Ledger(Rule::WaitsInsideOnlyWhenFull), "inside, limit 1, 3 jobs"),
+    (Mutation::Ledger(Rule::TakenWaitersHandOn), "inside, stamps 2, 2, 2 and 3"),
+    (Mutation::Ledger(Rule::PassBetweenLikes), "inside, stamps 1 and 3"),
+    (Mutation::Ledger(Rule::PassWithoutAdminLimit), "inside, limit 2→1, 3 jobs"),
 ];
 
 /// B8, rule by rule.
 #[test]
 fn broken_rules_about_local_waiters_show_in_their_case() {
     let mut missed = Vec::new();
-    for (mutation, name, expected) in INSIDE {
+    for (mutation, name) in INSIDE {
         let all = inside_cases().into_iter().chain(large_inside_cases());
         let case = all.into_iter().find(|case| case.name == *name).unwrap_or_else(|| panic!("no case \"{name}\""));
         match explore(&Case { mutation: Some(*mutation), ..case }) {
-            Err(found) => {
-                println!(
-                    "{mutation:?} in \"{name}\" after {} steps: {}\n    {}",
-                    found.path.len(),
-                    found.broken,
-                    found.path.join("\n    ")
-                );
-                if !found.broken.contains(expected) {
-                    missed.push(format!("{mutation:?} showed as \"{}\"", found.broken));
-                }
-            }
+            Err(found) => println!("{mutation:?} in \"{name}\" after {} steps: {}", found.path.len(), found.broken),
             Ok(explored) => missed.push(format!("nobody noticed {mutation:?} in \"{name}\", {explored:?}")),
         }
     }

@@ -715,7 +715,7 @@ impl Control {
         });
         Situation {
             appetite: appetite.max().unwrap_or(Appetite::None),
-            in_full_swing: self.groups.iter().enumerate().any(|(at, group)| group.is_in_full_swing(self.lines.waiting(at))),
+            in_full_swing: self.groups.iter().enumerate().any(|(at, group)| group.is_in_full_swing(self.lines.waiting(at) + self.lines.held(at))),
             keyed_runs: self.keyed > 0 || self.lines.may_free(),
         }
     }

@@ -41,8 +41,9 @@ pub(crate) struct Lines {
     keys: HashMap<KeyId, Line>,
     /// Runs whose slot came from another one: the run that claimed it.
     chains: HashMap<ClaimToken, ClaimToken>,
-    /// How many wait or have ended, by worker group.
+    /// How many wait, and how many have ended, by worker group.
     waiting: Vec<u32>,
+    held: Vec<u32>,
     /// Nobody has waited too long before this.
     look: Duration,
 }
@@ -109,12 +110,12 @@ impl Lines {
         if let Some(at) = line.ended.iter().position(|ended| ended.run.claimed.token < token)
             && let Some(ended) = line.ended.remove(at)
         {
-            self.count_out(std::slice::from_ref(&ended.run));
+            count_out(&mut self.held, [&ended.run]);
             return Arrival::Begins(Box::new(self.pass(key, ended, Arc::clone(run))));
         }
         let place = line.waiters.partition_point(|(_, other)| other.claimed.token < token);
         line.waiters.insert(place, (boot, Arc::clone(run)));
-        self.count_in(run.group);
+        count_in(&mut self.waiting, run.group);
         let over = boot.saturating_add(PATIENCE);
         self.look = if self.look > boot { self.look.min(over) } else { over };
         Arrival::Waits
@@ -135,15 +136,15 @@ impl Lines {
             late.push(waiter);
         }
         let is_asking = line.asking > 0;
-        self.count_out(&late);
+        count_out(&mut self.waiting, &late);
         if let Some(next) = next {
-            self.count_out(std::slice::from_ref(&next));
+            count_out(&mut self.waiting, [&next]);
             return (self.pass(key, ended, next), late);
         }
         if let Some(line) = self.keys.get_mut(&key).filter(|_| is_asking) {
             let group = ended.run.group;
             line.ended.push_back(ended);
-            self.count_in(group);
+            count_in(&mut self.held, group);
             return (Next::Held, late);
         }
         (self.free(key, ended, &mut late), late)
@@ -162,7 +163,7 @@ impl Lines {
             line.freed += 1;
             if line.slots == 0 {
                 let without: Vec<_> = line.waiters.drain(..).map(|(_, run)| run).collect();
-                self.count_out(&without);
+                count_out(&mut self.waiting, &without);
                 back.extend(without);
             }
         }
@@ -228,7 +229,7 @@ impl Lines {
                 continue;
             }
             let ended = std::mem::take(&mut line.ended);
-            ended.iter().for_each(|ended| self.count_out(std::slice::from_ref(&ended.run)));
+            ended.iter().for_each(|ended| count_out(&mut self.held, [&ended.run]));
             free.extend(ended.into_iter().map(|ended| self.free(*key, ended, &mut back)));
         }
         (free, back)
@@ -238,30 +239,19 @@ impl Lines {
     pub(crate) fn let_go(&mut self) -> (Vec<Next>, Vec<Arc<Run>>) {
         let (mut free, mut back) = (Vec::new(), Vec::new());
         let held: Vec<_> = self.keys.iter_mut().flat_map(|(key, line)| line.ended.drain(..).map(|ended| (*key, ended))).collect();
-        held.iter().for_each(|(_, ended)| self.count_out(std::slice::from_ref(&ended.run)));
+        held.iter().for_each(|(_, ended)| count_out(&mut self.held, [&ended.run]));
         free.extend(held.into_iter().map(|(key, ended)| self.free(key, ended, &mut back)));
         (free, back)
     }
 
-    /// How many claimed jobs of this group keep no worker busy: those that wait, and those that have ended and wait for
-    /// somebody who takes their slot.
+    /// How many jobs of this group wait here.
     pub(crate) fn waiting(&self, group: usize) -> u32 {
         self.waiting.get(group).copied().unwrap_or_default()
     }
 
-    fn count_in(&mut self, group: usize) {
-        if self.waiting.len() <= group {
-            self.waiting.resize(group + 1, 0);
-        }
-        self.waiting[group] += 1;
-    }
-
-    fn count_out(&mut self, runs: &[Arc<Run>]) {
-        for run in runs {
-            if let Some(count) = self.waiting.get_mut(run.group) {
-                *count = count.saturating_sub(1);
-            }
-        }
+    /// How many runs of this group have ended and wait for somebody who takes their slot.
+    pub(crate) fn held(&self, group: usize) -> u32 {
+        self.held.get(group).copied().unwrap_or_default()
     }
 
     /// Takes out waiters.
@@ -272,7 +262,7 @@ impl Lines {
             line.waiters = kept;
             taken.extend(out.into_iter().map(|(_, run)| run));
         }
-        self.count_out(&taken);
+        count_out(&mut self.waiting, &taken);
         taken
     }
 
@@ -300,7 +290,7 @@ impl Lines {
             look = look.min(next.unwrap_or(Duration::MAX));
         }
         self.look = look;
-        self.count_out(&taken);
+        count_out(&mut self.waiting, &taken);
         taken
     }
 
@@ -321,5 +311,20 @@ impl Line {
         let each = (HORIZON.as_secs_f64() / seconds.max(1e-6)) as u32;
         let here = u32::try_from(self.waiters.len()).unwrap_or(u32::MAX).saturating_add(self.asked);
         (self.slots + self.freed).saturating_mul(each).saturating_sub(here)
+    }
+}
+
+fn count_in(counts: &mut Vec<u32>, group: usize) {
+    if counts.len() <= group {
+        counts.resize(group + 1, 0);
+    }
+    counts[group] += 1;
+}
+
+fn count_out<'a>(counts: &mut [u32], runs: impl IntoIterator<Item = &'a Arc<Run>>) {
+    for run in runs {
+        if let Some(count) = counts.get_mut(run.group) {
+            *count = count.saturating_sub(1);
+        }
     }
 }

@@ -322,7 +322,7 @@ pub struct ExchangeParams {
 pub struct Exchanged {
     /// One verdict for each settle, in order.
     pub settled: Vec<SettleVerdict>,
-    /// What the host now runs.
+    /// What the host now runs. Nothing where no claim was asked for.
     pub claimed: Vec<Claimed>,
     /// Whether another claim would find more at once. Lanes that are paused have none.
     pub more: bool,
@@ -655,7 +655,8 @@ pub trait Store: Send + Sync + 'static {
     /// process or another. It may complete without cause, and a poll is still needed as the safety net.
     async fn changed(&self);
     /// Completes with runs of this host whose slots are gone although it lives: others may be given them at any moment.
-    /// They are to be stopped by force and handed back. Never completes where slots outlive a connection.
+    /// They are to be stopped by force and handed back. It may name runs of a claim whose answer is still on its way:
+    /// those must not begin. Never completes where slots outlive a connection.
     async fn slots_lost(&self, _host: HostId) -> Vec<CancelSignal> {
         std::future::pending().await
     }

@@ -254,6 +254,62 @@ async fn a_lost_lock_session_stops_its_runs() {
     assert_ne!(lock_backend(&mut conn).await, backend);
 }
 
+/// A13: whoever holds slots hears of their loss at once, however long the exchange takes that is under way, and the keeper
+/// who waits for it.
+#[tokio::test]
+async fn a_loss_is_told_while_an_exchange_is_under_way() {
+    let database = empty().await;
+    let world = world_on(&database).await;
+    let host = world.host(&[gated("c", 1, mutex(&["k"]))]).await;
+    world.enqueue_many("c", 2).await;
+    let (mut conn, mut other) = (connected(&database).await, connected(&database).await);
+    let first = world.claim_one(&host).await;
+    let backend = lock_backend(&mut conn).await;
+    sqlx::raw_sql("BEGIN; LOCK TABLE warp.ready").execute(&mut other).await.expect("a lock that claims wait for");
+    let exchange = world.claim(&host, 1);
+    let told = async {
+        const WAITING: &str = "SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'warp.ready'::regclass AND NOT granted)";
+        while !sqlx::query_scalar::<_, bool>(WAITING).fetch_one(&mut conn).await.expect("look at the locks") {}
+        sqlx::query("SELECT pg_terminate_backend($1, 10000)").bind(backend).execute(&mut conn).await.expect("end it");
+        world.store.slots_lost(host.id).await
+    };
+    tokio::pin!(exchange);
+    let lost = tokio::select! {
+        lost = told => lost,
+        _ = &mut exchange => panic!("it waits"),
+    };
+    assert_eq!(lost.iter().map(|run| run.token).collect::<Vec<_>>(), [first.token]);
+    sqlx::raw_sql("ROLLBACK").execute(&mut other).await.expect("give the lock back");
+    assert_eq!(exchange.await.len(), 0, "nothing is taken before all have noticed");
+}
+
+/// A slot that comes while nobody claims is told of with the next claim: the worker listens for runs nowhere else, and a
+/// renewal that is under way beside an exchange of ends alone would hand back what it does not know.
+#[tokio::test]
+async fn a_slot_that_comes_late_is_told_of_with_a_claim() {
+    let database = empty().await;
+    let world = world_on(&database).await;
+    let host = world.host(&[gated("c", 1, mutex(&["k"]))]).await;
+    // The first claim opens the session. When it is lost, a claimed run has to wait for the next one.
+    assert_eq!(world.claim_ids(&host, 1).await, []);
+    let mut conn = connected(&database).await;
+    let backend = lock_backend(&mut conn).await;
+    sqlx::query("SELECT pg_terminate_backend($1, 10000)").bind(backend).execute(&mut conn).await.expect("end it");
+    let id = world.enqueue_one("c").await;
+    assert_eq!(world.claim_ids(&host, 1).await, [], "nothing is taken before all have noticed");
+    assert_eq!(world.state(id).await, State::Processing);
+    while locks(&mut conn).await == 0 {
+        let _ = tokio::time::timeout(Duration::from_millis(100), world.store.changed()).await;
+    }
+    assert_eq!(world.exchange(&host, Vec::new(), 0).await.claimed.len(), 0, "nobody asked for a run");
+    let renewed = world.renew(host.id, Vec::new()).await;
+    assert_eq!((renewed.handed_back, renewed.lost), (0, Vec::new()), "it is this host's own");
+    let claimed = world.claim_one(&host).await;
+    assert_eq!((claimed.id, claimed.run), (id, 1));
+    world.complete(&host, &claimed).await;
+    assert_eq!(world.state(id).await, State::Completed);
+}
+
 /// A12: the locks of a host that stands still would stay for ever.
 #[tokio::test]
 async fn a_rescue_ends_the_lock_session() {

@@ -578,6 +578,11 @@ impl World {
         self.store.record.slots_news.notify_waiters();
     }
 
+    /// Whether every host has heard of the slots that it lost.
+    pub fn slots_are_told(&self) -> bool {
+        self.store.record.slots_lost.lock().unwrap().is_empty()
+    }
+
     /// Whether every fault that was planned for this call has been met with.
     pub fn met(&self, call: &'static str) -> bool {
         self.store.record.plan.lock().unwrap().iter().all(|planned| planned.call != call || planned.times == 0)

@@ -9,6 +9,7 @@
 //!
 //! What it deliberately does not do: render keys or read payloads in SQL.
 
+mod announce;
 mod call;
 mod clock;
 mod connect;
@@ -46,8 +47,10 @@ use warp_store::{
     SettleVerdict, Signals, StateVerdict, StateWrite, Store, StoreErrorKind,
 };
 
+use crate::announce::Announcer;
 use crate::call::Db;
 use crate::connect::Connector;
+use crate::enqueue::Enqueued;
 use crate::error::Fault;
 use crate::exchange::Exchange;
 use crate::hosts::Renewals;
@@ -120,6 +123,7 @@ struct Core {
     db: Db,
     interned: Interned,
     clock: Clock,
+    announcer: Announcer,
 }
 
 impl PostgresStore {
@@ -140,7 +144,7 @@ impl PostgresStore {
             Ok((db, locks, listener))
         };
         let (db, locks, listener) = opened.await.map_err(|fault: Fault| fault.into_error("open the database"))?;
-        let core = Arc::new(Core { db, interned: Interned::default(), clock });
+        let core = Arc::new(Core { announcer: Announcer::new(db.clone()), db, interned: Interned::default(), clock });
         let sessions = match locks {
             LockKind::Session if hosting => {
                 let tested = async {
@@ -232,9 +236,18 @@ impl PostgresStore {
 impl Store for PostgresStore {
     async fn enqueue(&self, jobs: Vec<NewJob>, now: UnixMillis) -> Result<Vec<EnqueueVerdict>> {
         let core = self.core.clone();
-        // On a task of its own, so that all of a long list is written, whoever still listens.
-        let written = orphans::detached(async move { enqueue::enqueue(&core.db, &core.interned, core.clock, jobs, now).await });
-        self.tell("enqueue jobs", Some(now), written).await
+        // On a task of its own, so that all of a long list is written, and announced, whoever still listens.
+        let written = orphans::detached(async move { enqueue::enqueue(&core, jobs, now).await });
+        let Enqueued { verdicts, unsaid } = self.tell("enqueue jobs", Some(now), written).await?;
+        if unsaid {
+            // Others hear of it in a moment; whoever waits in this process need not.
+            self.listener.changes().announce();
+        }
+        Ok(verdicts)
+    }
+
+    async fn flush(&self) {
+        self.core.announcer.flush().await;
     }
 
     async fn register(&self, info: HostInfo) -> Result<HostId> {
@@ -294,7 +307,7 @@ impl Store for PostgresStore {
             if let Some(session) = session {
                 return session.exchange(params).await;
             }
-            let Core { db, interned, clock } = &*core;
+            let Core { db, interned, clock, announcer: _ } = &*core;
             Exchange { db, interned, clock: *clock, ride: None }.run(params).await
         });
         self.tell("end and claim runs", None, exchanged).await

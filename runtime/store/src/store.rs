@@ -622,6 +622,10 @@ pub struct Overview {
 pub trait Store: Send + Sync + 'static {
     /// Writes jobs; one verdict each, in order. One bad job refuses only itself.
     async fn enqueue(&self, jobs: Vec<NewJob>, now: UnixMillis) -> Result<Vec<EnqueueVerdict>>;
+    /// Completes when other processes have been told of all that this one has enqueued. In a burst that may be some
+    /// milliseconds after the answer; a program that is about to end calls this, or idle hosts find the last of it by
+    /// polling.
+    async fn flush(&self) {}
 
     /// Registers a host.
     async fn register(&self, info: HostInfo) -> Result<HostId>;

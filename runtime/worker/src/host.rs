@@ -165,7 +165,7 @@ impl Numbers {
     /// What the host is doing. That it is stopping is known from the moment it is told to, before it has noticed.
     #[must_use]
     pub fn condition(&self) -> Condition {
-        if *self.stop.borrow() == StopLevel::Now && false {
+        if *self.stop.borrow() != StopLevel::Run {
             Condition::Stopping
         } else if self.lease.is_good() {
             Condition::Good

@@ -14,6 +14,7 @@ mod call;
 mod clock;
 mod connect;
 mod doctor;
+mod encryption;
 mod enqueue;
 mod error;
 mod exchange;

@@ -44,17 +44,21 @@ fn hosts_are_killed_every_few_seconds(locks: &'static str) {
     let seed = wall();
     let mut draw = Draw(seed);
     eprintln!("seed of the kills: {seed}");
+    // The first one certainly meets runs.
+    let more = field.long_jobs();
+    let (mut victim, _) = until_somebody_runs(&field, &hosts, &more.jobs);
     let mut kills = Vec::new();
     let over = Instant::now() + duration(12);
-    while Instant::now() < over {
-        let victim = draw.below(3) as usize;
+    while kills.len() < 3 || Instant::now() < over {
         let at = hosts[victim].host.kill();
+        hosts[victim].print_troubles();
         kills.push((hosts[victim].name.clone(), at));
         hosts[victim] = field.host();
         // A few seconds of work, by what was done and not by the clock.
         field.until_ended(field.ended() + 50 + draw.below(150));
+        victim = draw.below(3) as usize;
     }
-    let sum = field.finish(load, hosts, Enqueued::default());
+    let sum = field.finish(load, hosts, more);
     field.runtime.block_on(async {
         for (host, at) in &kills {
             field.witness.gone(host, *at).await;

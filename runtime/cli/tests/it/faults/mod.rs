@@ -102,6 +102,15 @@ struct Named {
     name: String,
 }
 
+impl Named {
+    /// What its log complains of, for whoever reads why a test has failed.
+    fn print_troubles(&self) {
+        for line in self.host.lines(|line| line.contains("\"level\":\"ERROR\"") || line.contains("\"target\":\"warp_store_postgres")) {
+            eprintln!("{}: {line}", self.name);
+        }
+    }
+}
+
 impl Field {
     /// `locks` is what slots are made of.
     fn new(locks: &'static str) -> Self {
@@ -219,6 +228,7 @@ impl Field {
         self.until_ended(jobs.len() as u64);
         let (mut numbers, mut losses) = (Vec::new(), Vec::new());
         for mut named in hosts {
+            named.print_troubles();
             assert!(named.host.is_alive(), "{} has ended by itself", named.name);
             losses.push((named.name, named.host.lines(|line| line.contains("\"the lock session is gone"))));
             numbers.push(named.host.stop());

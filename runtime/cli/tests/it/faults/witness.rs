@@ -11,8 +11,8 @@
 //! other would have noticed too.
 //!
 //! What must stay true: an interval is never longer than the attempt was. It begins with the guest's first instruction
-//! and ends with its last; with the kill or freeze of its host; or, where it was stopped, with the last sign of life
-//! (one every 10 ms). What overlaps here has overlapped.
+//! and ends with its last; or, where it was stopped or its host killed or frozen, with the last sign of life (one every
+//! 10 ms) before that. What overlaps here has overlapped.
 
 use std::path::Path;
 
@@ -37,7 +37,7 @@ const SCHEMA: &str = "
     -- How long after it came into force a limit may not have been heard of by a host that hands its slots on.
     CREATE TABLE lag (nanos bigint);
     CREATE VIEW span AS
-        SELECT a.*, least(coalesce(a.ended, g.at, a.alive, a.started), g.at) AS finished
+        SELECT a.*, least(coalesce(a.ended, a.alive, a.started), g.at) AS finished
           FROM attempt a LEFT JOIN LATERAL (SELECT min(g.at) AS at FROM gone g WHERE g.host = a.host AND g.at >= a.started) g ON true;
     CREATE VIEW crowd AS
         SELECT e.key, e.job, e.run, e.at, e.change, sum(e.change) OVER (PARTITION BY e.key ORDER BY e.at, e.change) AS count
@@ -320,7 +320,9 @@ fn every_kind_of_wrong_is_found_in_the_ledger() {
         (&[], &[]),
         (&["beside"], &["UPDATE attempt SET ended = 301 WHERE job = 'j1' AND run = 2"]),
         (&["beside"], &[ON]),
-        (&["beside"], &["INSERT INTO gone VALUES ('a', 201)"]),
+        // Its host was killed later, which says nothing about how long it went on.
+        (&[], &["INSERT INTO gone VALUES ('a', 260)"]),
+        (&["beside"], &["INSERT INTO gone VALUES ('a', 201)", "UPDATE attempt SET alive = 205 WHERE job = 'j1' AND run = 1"]),
         // A frozen host's attempt may have gone on for a moment when it woke: that is the one exception.
         (&[], &["INSERT INTO gone VALUES ('a', 140)", "UPDATE attempt SET ended = 205 WHERE job = 'j1' AND run = 1"]),
         (&["beside"], &["UPDATE attempt SET started = 199 WHERE job = 'j6'"]),

@@ -401,14 +401,21 @@ BEGIN
     END;
 END $$;
 
--- Changes what slots are made of, while no host is registered and no slot is taken or reserved; else what is in the way.
--- Locks the row of `setting`, then reads in new statements. Small tables, read whole.
-CREATE OR REPLACE FUNCTION warp.set_locks(p_locks text, p_by text, p_now bigint, OUT hosts text[], OUT slots bigint)
+-- Changes what slots are made of, while no host is registered and no slot is taken or reserved; else what is in the way: the
+-- hosts, for how many milliseconds each has been silent, and the number of slots. What was reserved goes back into its line
+-- first where no host is left: nobody could claim it, and nobody else would look after it (B7).
+-- Locks the row of `setting`, so that no host registers meanwhile, then reads in new statements. Small tables, read whole.
+CREATE OR REPLACE FUNCTION warp.set_locks(p_locks text, p_by text, p_now bigint, OUT hosts text[], OUT silent bigint[], OUT slots bigint)
 LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM FROM warp.setting FOR UPDATE;
-    hosts := array(SELECT n.name FROM warp.host h JOIN warp.host_name n ON n.id = h.id ORDER BY h.id);
-    slots := (SELECT count(*) FROM warp.slot);
+    SELECT coalesce(array_agg(n.name ORDER BY h.id), '{}'), coalesce(array_agg(greatest(warp.clock() - h.renewed_at, 0) ORDER BY h.id), '{}')
+      INTO hosts, silent FROM warp.host h JOIN warp.host_name n ON n.id = h.id;
+    -- A thousand at once.
+    FOR v_round IN 1 .. 1000 LOOP
+        slots := (SELECT count(*) FROM warp.slot);
+        EXIT WHEN slots = 0 OR cardinality(hosts) > 0 OR warp.expire_reservations(0, warp.clock()) = 0;
+    END LOOP;
     IF cardinality(hosts) = 0 AND slots = 0 THEN
         UPDATE warp.setting SET locks = p_locks, locks_set_by = p_by, locks_set_at = p_now WHERE locks <> p_locks;
     END IF;

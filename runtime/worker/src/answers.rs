@@ -258,7 +258,7 @@ impl Control {
     }
 
     fn on_hosts(&mut self, hosts: &[HostSeen]) {
-        let dead = self.watch.observe(hosts, self.host, self.surroundings.boot(), self.config.lease);
+        let dead = self.watch.observe(hosts, Some(self.host), self.surroundings.boot(), self.config.lease);
         for (host, renewals) in dead {
             let (store, bound) = (Arc::clone(&self.store), self.config.call_bound);
             let (max_deaths, now) = (self.config.max_host_deaths, self.surroundings.now());

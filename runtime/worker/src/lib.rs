@@ -29,4 +29,5 @@ mod surroundings;
 
 pub use config::{HostConfig, RunCaps, WorkerGroup};
 pub use host::{Catalog, Condition, Host, HostReport, Numbers, Offer, StopLevel, Stopped};
+pub use rescue::Watch;
 pub use surroundings::Surroundings;

@@ -259,7 +259,7 @@ impl Host {
         if params.claim.is_some() {
             self.deliver(state, &mut exchanged);
         } else if !state.started.is_empty() {
-            // Somebody whose slot was handed on, say: a claim brings them.
+            // Those who had to wait for a session, say: a claim brings them.
             self.changes.announce();
         }
         if state.next_look().is_some() {
@@ -314,6 +314,9 @@ impl Host {
             self.holders.remove(settle.token);
             match verdict {
                 SettleVerdict::Late => state.table.withdraw(settle.token, now),
+                // Whoever would follow inside the host is not told of here, and a host that stops never claims again: its
+                // slots go back.
+                _ if params.claim.is_none() => state.table.withdraw(settle.token, now),
                 _ => started.extend(state.table.settled(settle.token, now)),
             }
         }

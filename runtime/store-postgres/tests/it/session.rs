@@ -310,6 +310,22 @@ async fn a_slot_that_comes_late_is_told_of_with_a_claim() {
     assert_eq!(world.state(id).await, State::Completed);
 }
 
+/// A host that stops ends its runs and claims no more: its slots go to others, not to whoever waits inside it.
+#[tokio::test]
+async fn a_slot_is_handed_on_only_where_somebody_claims() {
+    let database = empty().await;
+    let (stopping, other) = (world_on(&database).await, world_on(&database).await);
+    let served = [gated("c", 1, mutex(&["k"]))];
+    let (host, next) = (stopping.host(&served).await, other.host(&served).await);
+    let ids = stopping.enqueue_many("c", 2).await;
+    let first = stopping.claim_one(&host).await;
+    // The second waits inside the host for some milliseconds.
+    assert_eq!(stopping.claim_ids(&host, 1).await, []);
+    stopping.complete(&host, &first).await;
+    assert_eq!(locks(&mut connected(&database).await).await, 0, "nobody has a slot");
+    assert_eq!(other.claim_ids(&next, 1).await, [ids[1]]);
+}
+
 /// A12: the locks of a host that stands still would stay for ever.
 #[tokio::test]
 async fn a_rescue_ends_the_lock_session() {

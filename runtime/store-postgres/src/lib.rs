@@ -207,6 +207,15 @@ impl PostgresStore {
         if self.hosting { Ok(()) } else { Err(Fault::said(StoreErrorKind::Internal, WHY).into_error(op)) }
     }
 
+    /// What a host has heard. Whatever call it was that found its registration gone, nothing of it takes a slot again (C3).
+    fn of_host<T>(&self, host: HostId, heard: Result<T>) -> Result<T> {
+        heard.inspect_err(|error| {
+            if let (StoreErrorKind::HostLost, Some(sessions)) = (error.kind(), &self.sessions) {
+                sessions.lapse(host);
+            }
+        })
+    }
+
     /// A question, or a command that makes nothing runnable.
     async fn ask<T>(&self, op: &'static str, asked: impl Future<Output = std::result::Result<T, Fault>>) -> Result<T> {
         asked.await.map_err(|fault| {
@@ -255,12 +264,18 @@ impl Store for PostgresStore {
         self.check_hosting("register a host")?;
         let now = info.now;
         let registered = hosts::register(&self.core.db, self.core.clock, self.locks, info);
-        self.tell("register a host", Some(now), registered).await.inspect(|host| self.renewals.begin(*host))
+        self.tell("register a host", Some(now), registered).await.inspect(|host| {
+            self.renewals.begin(*host);
+            if let Some(sessions) = &self.sessions {
+                sessions.begin(*host);
+            }
+        })
     }
 
     async fn serve(&self, host: HostId, served: Vec<Served>) -> Result<()> {
         let latest = UnixMillis(self.latest.load(Ordering::Relaxed));
-        self.tell("publish what a host runs", None, hosts::serve(&self.core.db, host, served, self.core.clock.tell(latest))).await
+        let published = hosts::serve(&self.core.db, host, served, self.core.clock.tell(latest));
+        self.of_host(host, self.tell("publish what a host runs", None, published).await)
     }
 
     async fn renew(&self, params: RenewParams) -> Result<Renewed> {
@@ -273,10 +288,16 @@ impl Store for PostgresStore {
         // Rows that wait for a slot are this host's too, and no worker knows them.
         let session = sessions.host(params.host);
         let known = params.known.clone();
-        let params = RenewParams { known: [params.known, session.unstarted().await].concat(), ..params };
-        let mut renewed =
-            self.tell("renew a lease", Some(params.now), hosts::renew(&self.core.db, self.core.clock, &self.renewals, &params)).await?;
-        session.compare(&known, &renewed.lost).await;
+        let waiting = match &session {
+            Some(session) => session.unstarted().await,
+            None => Vec::new(),
+        };
+        let params = RenewParams { known: [params.known, waiting].concat(), ..params };
+        let renewed = self.tell("renew a lease", Some(params.now), hosts::renew(&self.core.db, self.core.clock, &self.renewals, &params)).await;
+        let mut renewed = self.of_host(params.host, renewed)?;
+        if let Some(session) = session {
+            session.compare(&known, &renewed.lost).await;
+        }
         renewed.lost.retain(|run| known.contains(run));
         Ok(renewed)
     }
@@ -303,7 +324,8 @@ impl Store for PostgresStore {
         self.check_hosting("end and claim runs")?;
         self.latest.fetch_max(params.now.0, Ordering::Relaxed);
         let core = self.core.clone();
-        let session = self.sessions.as_ref().map(|sessions| sessions.host(params.host));
+        let host = params.host;
+        let session = self.sessions.as_ref().map(|sessions| sessions.begin(host));
         let exchanged = self.orphans.run(async move {
             if let Some(session) = session {
                 return session.exchange(params).await;
@@ -311,7 +333,7 @@ impl Store for PostgresStore {
             let Core { db, interned, clock, announcer: _ } = &*core;
             Exchange { db, interned, clock: *clock, ride: None }.run(params).await
         });
-        self.tell("end and claim runs", None, exchanged).await
+        self.of_host(host, self.tell("end and claim runs", None, exchanged).await)
     }
 
     async fn append_output(&self, host: HostId, handle: JobHandle, token: ClaimToken, output: RunOutput) -> Result<SettleVerdict> {
@@ -346,7 +368,7 @@ impl Store for PostgresStore {
 
     async fn slots_lost(&self, host: HostId) -> Vec<CancelSignal> {
         match &self.sessions {
-            Some(sessions) => sessions.host(host).slots_lost().await,
+            Some(sessions) => sessions.slots_lost(host).await,
             None => std::future::pending().await,
         }
     }

@@ -49,7 +49,7 @@ const MOST_FAILURES: u32 = 3;
 const MOST_ROUNDS: usize = 4;
 /// How soon the keeper looks again where an exchange was under way.
 const BUSY: Duration = Duration::from_millis(20);
-/// The pause between two tries to open a session.
+/// The pause between two tries to open a session, or to write what is owed.
 const RETRY: Duration = Duration::from_millis(500);
 
 /// The hosts of this process, each with its lock session.
@@ -171,6 +171,8 @@ struct State {
     /// Runs that have their slots and that nobody was told of yet.
     started: Vec<Unstarted>,
     failures: u32,
+    /// The database did not take what is owed: the keeper does not try again before this.
+    owed_not_before: Instant,
     born: Instant,
     /// The latest instant that a caller has named.
     now: UnixMillis,
@@ -182,18 +184,42 @@ impl Sessions {
         Sessions { core, connector, changes, hosts: Mutex::default() }
     }
 
-    /// The host's lock session, begun with the first call.
-    pub(crate) fn host(&self, id: HostId) -> Arc<Host> {
-        let mut hosts = self.hosts.lock().unwrap_or_else(PoisonError::into_inner);
-        hosts.entry(id).or_insert_with(|| Host::start(id, self.core.clone(), self.connector.clone(), self.changes.clone())).clone()
+    /// The host, from its registration or its first exchange here.
+    pub(crate) fn begin(&self, id: HostId) -> Arc<Host> {
+        let start = || Host::start(id, self.core.clone(), self.connector.clone(), self.changes.clone());
+        self.hosts().entry(id).or_insert_with(start).clone()
+    }
+
+    /// The host, if it is here.
+    pub(crate) fn host(&self, id: HostId) -> Option<Arc<Host>> {
+        self.hosts().get(&id).cloned()
+    }
+
+    /// C3: the registration is gone, whoever has heard of it. Its rows have been given back, and nothing of it may take a
+    /// slot again: what waited for one would hold it for nobody, for ever. The session ends with the exchange that is under
+    /// way, if one is.
+    pub(crate) fn lapse(&self, id: HostId) {
+        self.hosts().remove(&id);
     }
 
     /// Gives back everything that a host holds and ends its session; what was owed is written first.
     pub(crate) async fn close(&self, id: HostId) {
-        let host = self.hosts.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
+        let host = self.hosts().remove(&id);
         if let Some(host) = host {
             host.close().await;
         }
+    }
+
+    /// Completes with runs of a host whose slots are gone. Dropped, it takes none. Does not keep the host alive.
+    pub(crate) async fn slots_lost(&self, id: HostId) -> Vec<CancelSignal> {
+        match self.host(id).map(|host| Arc::clone(&host.holders)) {
+            Some(holders) => holders.lost().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    fn hosts(&self) -> MutexGuard<'_, HashMap<HostId, Arc<Host>>> {
+        self.hosts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -208,6 +234,7 @@ impl Host {
             unstarted: HashMap::new(),
             started: Vec::new(),
             failures: 0,
+            owed_not_before: now,
             born: now,
             now: UnixMillis(0),
             closed: false,
@@ -353,11 +380,6 @@ impl Host {
         self.holders.poke.notify_one();
     }
 
-    /// Completes with runs whose slots are gone. Dropped, it takes none.
-    pub(crate) async fn slots_lost(&self) -> Vec<CancelSignal> {
-        self.holders.lost().await
-    }
-
     async fn close(&self) {
         if let Some(keeper) = self.keeper.lock().unwrap_or_else(PoisonError::into_inner).take() {
             keeper.abort();
@@ -467,6 +489,7 @@ impl Host {
                 if let Err(fault) = self.core.db.row(sql.repeatable()).await {
                     tracing::warn!(why = fault.text(), "what session locks owe to the rows could not be written; it is tried again");
                     state.table.owe(due);
+                    state.owed_not_before = Instant::now() + RETRY;
                     return;
                 }
             }
@@ -476,6 +499,7 @@ impl Host {
                 if let Err(fault) = self.core.db.row(sql.repeatable()).await {
                     tracing::warn!(why = fault.text(), "keys could not be looked at; it is tried again");
                     state.table.owe(Due { looks: due.looks.clone(), ..Due::default() });
+                    state.owed_not_before = Instant::now() + RETRY;
                 }
             }
             state.written(due);
@@ -497,7 +521,8 @@ impl Host {
     }
 }
 
-/// The keeper of a host: looks when something was left for it, when a wait is over, and when the session is lost.
+/// The keeper of a host: looks when something was left for it, when a wait is over, and when the session is lost. While it
+/// waits it does not keep the host alive: with the store its sessions end.
 async fn keep(host: Weak<Host>) {
     loop {
         let Some(strong) = host.upgrade() else { return };
@@ -506,6 +531,8 @@ async fn keep(host: Weak<Host>) {
             Ok(state) => state.next_look(),
             Err(_) => Some(Instant::now() + BUSY),
         };
+        let holders = Arc::clone(&strong.holders);
+        drop(strong);
         let look = async {
             match look {
                 Some(look) => tokio::time::sleep_until(look).await,
@@ -514,10 +541,18 @@ async fn keep(host: Weak<Host>) {
         };
         let is_due = tokio::select! {
             () = look => true,
-            () = strong.holders.poke.notified() => false,
+            () = holders.poke.notified() => false,
         };
-        if is_due {
+        if is_due && let Some(strong) = host.upgrade() {
             strong.tend().await;
+        }
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        if let Some(keeper) = self.keeper.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
+            keeper.abort();
         }
     }
 }
@@ -586,7 +621,7 @@ impl State {
     /// When the keeper has something to do, if no exchange comes first.
     fn next_look(&self) -> Option<Instant> {
         let lost = self.session.as_ref().is_some_and(LockSession::is_lost).then(Instant::now);
-        let owed = self.table.owes().then(|| Instant::now() + RIDE);
+        let owed = self.table.owes().then(|| self.owed_not_before.max(Instant::now() + RIDE));
         let wait = self.table.next_tick().map(|tick| self.born + tick);
         let asks = self.table.asks().next().is_some() || !self.table.unlocks().is_empty();
         let session = asks.then(|| self.not_before.max(Instant::now() + RIDE));

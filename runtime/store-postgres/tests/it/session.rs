@@ -326,6 +326,21 @@ async fn a_slot_is_handed_on_only_where_somebody_claims() {
     assert_eq!(other.claim_ids(&next, 1).await, [ids[1]]);
 }
 
+/// With a store its lock sessions end, and with them their locks.
+#[tokio::test]
+async fn a_store_that_is_dropped_holds_nothing() {
+    let database = empty().await;
+    let world = world_on(&database).await;
+    let host = world.host(&[gated("c", 1, mutex(&["k"]))]).await;
+    world.enqueue_one("c").await;
+    world.claim_one(&host).await;
+    let mut conn = connected(&database).await;
+    assert_eq!(locks(&mut conn).await, 1);
+    drop(world);
+    let free = async { while locks(&mut conn).await > 0 {} };
+    tokio::time::timeout(Duration::from_secs(60), free).await.expect("the server has given it back");
+}
+
 /// A12: the locks of a host that stands still would stay for ever.
 #[tokio::test]
 async fn a_rescue_ends_the_lock_session() {
@@ -350,6 +365,25 @@ async fn a_rescue_ends_the_lock_session() {
     let late =
         frozen.store.exchange(ExchangeParams { host: host.id, now: frozen.now(), settles: [settle(&first, done())].into(), claim: None });
     assert_eq!(late.await.expect_err("it is not registered any more").kind(), StoreErrorKind::HostLost);
+}
+
+/// C3: a host that hears from a renewal that it is not registered any more holds nothing from then on, though nobody could
+/// end its lock session (A12 needs a right).
+#[tokio::test]
+async fn a_lapsed_registration_lets_its_locks_go() {
+    let database = empty().await;
+    let (slow, alive) = (world_on(&database).await, world_on(&database).await);
+    let host = slow.host(&[gated("c", 1, mutex(&["k"]))]).await;
+    slow.enqueue_one("c").await;
+    let first = slow.claim_one(&host).await;
+    let mut conn = connected(&database).await;
+    sqlx::query("UPDATE warp.host SET lock_backend = NULL").execute(&mut conn).await.expect("nobody knows it");
+    alive.rescue(&host).await;
+    assert_eq!(locks(&mut conn).await, 1);
+    let lost = slow.try_renew(host.id, vec![(first.handle, first.token)]).await.expect_err("it is not registered any more");
+    assert_eq!(lost.kind(), StoreErrorKind::HostLost);
+    let free = async { while locks(&mut conn).await > 0 {} };
+    tokio::time::timeout(Duration::from_secs(60), free).await.expect("the server has given it back");
 }
 
 /// A11: the holder of the whole key becomes one of two.

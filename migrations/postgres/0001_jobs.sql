@@ -101,6 +101,8 @@ CREATE TABLE warp.ready OF warp.state_row (PRIMARY KEY (handle))
     WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX ready_due ON warp.ready (lane, due, handle) WHERE place = 1;
 CREATE INDEX ready_reserved ON warp.ready (lane, due, handle) WHERE place = 3;
+-- What a claim must look at one by one: it declared something, has keys, or is large.
+CREATE INDEX ready_special ON warp.ready (lane) WHERE place = 1 AND (explicit IS NOT NULL OR keys IS NOT NULL OR bytes IS NOT NULL);
 CREATE INDEX ready_woken ON warp.ready (parked_on, changed_at) WHERE parked_on IS NOT NULL;
 
 CREATE TABLE warp.waiting OF warp.state_row (PRIMARY KEY (handle))

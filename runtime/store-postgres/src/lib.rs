@@ -75,8 +75,8 @@ const HEARING: Polling = Polling::every(Duration::from_secs(10));
 /// The poll without them. The longest pause is what an idle host may cost; the shortest is what a busy one waits.
 const NOT_HEARING: Polling = Polling { shortest: Duration::from_millis(100), longest: Duration::from_secs(3) };
 /// Exchanges of one host that are worth having under way at once: while one waits for the disk, the server works on the
-/// other.
-const EXCHANGES: u32 = 2;
+/// others.
+const EXCHANGES: u32 = 3;
 /// How long a renewal waits for exchanges whose callers have gone, so that it sees what they claimed. Longer it must not:
 /// a lease must not lapse behind them.
 const ORPHAN_PATIENCE: Duration = Duration::from_secs(3);

@@ -648,7 +648,8 @@ impl Control {
         let starving = hopeful.iter().copied().find(|group| self.groups[*group].is_starving(self.room(*group)));
         let group = starving.or(hopeful.first().copied()).or_else(|| self.exchanges.claims_along().filter(with_room))?;
         self.turn = (group + 1) % count;
-        Some(Asked { group, max: self.room(group), lanes: Arc::clone(&self.groups[group].lanes) })
+        let share = u32::try_from(self.exchanges.share()).unwrap_or(u32::MAX);
+        Some(Asked { group, max: self.room(group).min(share), lanes: Arc::clone(&self.groups[group].lanes) })
     }
 
     /// Starts what is ready to go, a handful at most.

@@ -18,9 +18,11 @@ use std::time::Duration;
 use warp_domain::{ClaimToken, JobHandle};
 use warp_store::{Lane, Settle};
 
-/// So many ends are worth a statement of their own while others are under way.
+/// So many ends are worth a statement of their own while others are under way. Where several exchanges may be under way, none
+/// carries or asks for more: runs that end together are divided among them, else one would do all the work and the
+/// others wait.
 pub(crate) const FULL: usize = 256;
-/// At most so many ends in one exchange: bounds the transaction, so that others get their turn.
+/// At most so many ends where one exchange at a time is all: bounds the transaction, so that others get their turn.
 const MOST_ENDS: usize = 1024;
 /// At most so many ends of runs without a key go with those of keyed runs, if more than one exchange may be under way.
 const WITH_KEYED: usize = 64;
@@ -137,6 +139,11 @@ impl Exchanges {
         self.trouble > 0
     }
 
+    /// The most that one exchange carries, or asks for.
+    pub(crate) fn share(&self) -> usize {
+        if self.most > 1 && !self.in_trouble() { FULL } else { MOST_ENDS }
+    }
+
     /// Every run whose end has not been answered.
     pub(crate) fn known(&self) -> impl Iterator<Item = (JobHandle, ClaimToken)> {
         let waiting = self.keyed.iter().chain(&self.plain).map(|end| &end.settle);
@@ -189,9 +196,10 @@ impl Exchanges {
         let settles = match self.again.pop_front() {
             Some(batch) => batch,
             None => {
-                let keyed = self.keyed.len().min(MOST_ENDS);
-                let beside = if keyed > 0 && self.most > 1 && !self.in_trouble() { WITH_KEYED } else { MOST_ENDS };
-                let plain = self.plain.len().min(beside).min(MOST_ENDS - keyed);
+                let share = self.share();
+                let keyed = self.keyed.len().min(share);
+                let beside = if keyed > 0 && self.most > 1 && !self.in_trouble() { WITH_KEYED } else { share };
+                let plain = self.plain.len().min(beside).min(share - keyed);
                 let ends = self.keyed.drain(..keyed).chain(self.plain.drain(..plain));
                 ends.map(|End { settle, ran_in, .. }| {
                     if let Some(group) = ran_in {
@@ -312,6 +320,15 @@ mod tests {
         assert_eq!(tokens(&settles), [3, 2]);
         exchanges.add(end(4, true));
         assert_eq!(exchanges.when(&keyed_runs), None, "no more than two");
+    }
+
+    #[test]
+    fn what_ends_together_is_divided_among_exchanges() {
+        let ends = || (0..600).map(|token| end(token, false));
+        let mut exchanges = with(3, ends());
+        let sent = [(); 3].map(|()| exchanges.send(ms(100), None).1.len());
+        assert_eq!(sent, [FULL, FULL, 600 - 2 * FULL]);
+        assert_eq!(with(1, ends()).send(ms(100), None).1.len(), 600, "where there is one, all go");
     }
 
     #[test]

@@ -68,3 +68,44 @@ async fn what_others_have_touched_and_left_is_found() {
     all.sort_unstable();
     assert_eq!(claimed, all);
 }
+
+/// The plan of a claim, made while there is next to nothing and kept: it walks the lane's index as far as it must and reads
+/// no table, whatever there is later and whatever the statistics say.
+#[tokio::test]
+async fn a_claim_reads_what_it_takes() {
+    let database = tokio::task::spawn_blocking(database).await.expect("an empty database");
+    drop(another(&database, StatementMode::Prepared).await);
+    let mut conn = PgConnection::connect(database.url()).await.expect("a connection");
+    let claim = "SELECT FROM warp.exchange(1, 0, '{}', '{}', '{}', '{}', '{}', NULL, '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', \
+                 '{}', '{}', '{}', '{}', '{}', '{1}', '{1}', '{false}', '{1}', 100, '{NULL}', '{NULL}', '{}', '{}', '{}', '{}', '{}', NULL, NULL)";
+    let few = "INSERT INTO warp.lane (contract, queue) VALUES ('c', 'q');
+         SELECT warp.register_host('h', '1', 'ledger', 0);
+         INSERT INTO warp.job (handle, id, created_at, lane, payload) SELECT n, gen_random_uuid(), 0, 1, '{}' FROM generate_series(1, 20001) n;
+         INSERT INTO warp.ready (handle, due, changed_at, lane, run, attempt, deaths, place, is_unique) VALUES (1, 0, 0, 1, 0, 0, 0, 1, false);
+         ANALYZE warp.ready";
+    let many = "INSERT INTO warp.ready (handle, due, changed_at, lane, run, attempt, deaths, place, is_unique)
+         SELECT n, n, 0, 1, 0, 0, 0, 1, false FROM generate_series(2, 20001) n;
+         INSERT INTO warp.waiting (handle, due, changed_at, lane, run, attempt, deaths, place, is_unique)
+         SELECT -n, 1 + n, 0, 1, 0, 0, 0, 0, false FROM generate_series(1, 20000) n";
+    for sql in [few, claim, many] {
+        sqlx::raw_sql(sql).execute(&mut conn).await.unwrap_or_else(|error| panic!("{sql}: {error}"));
+    }
+    for statistics in ["", "ANALYZE", "DELETE FROM pg_statistic"] {
+        sqlx::raw_sql(statistics).execute(&mut conn).await.expect("statistics");
+        // What was done before is still counted, unless it is handed over now.
+        sqlx::raw_sql("SELECT pg_stat_force_next_flush()").execute(&mut conn).await.expect("flushed");
+        sqlx::raw_sql("BEGIN").execute(&mut conn).await.expect("begun");
+        sqlx::raw_sql(claim).execute(&mut conn).await.expect("claimed");
+        let read: (i64, i64) = sqlx::query_as(
+            "SELECT sum(seq_tup_read)::bigint, sum(coalesce(idx_tup_fetch, 0))::bigint FROM pg_stat_xact_user_tables \
+             WHERE relname IN ('ready', 'waiting', 'job', 'running')",
+        )
+        .fetch_one(&mut conn)
+        .await
+        .expect("what was read");
+        sqlx::raw_sql("ROLLBACK").execute(&mut conn).await.expect("undone");
+        assert_eq!(read.0, 0, "after `{statistics}`: rows were read in turn");
+        // The row, by its index, by its place, and the job.
+        assert!((200..=600).contains(&read.1), "after `{statistics}`: {} rows were fetched for 100", read.1);
+    }
+}

@@ -76,8 +76,11 @@ BEGIN
     PERFORM warp.announce_keys(v_keys);
 END $$;
 
--- Replaces what a host can run.
-CREATE OR REPLACE FUNCTION warp.serve_host(p_host int, p_contracts text[], p_now bigint) RETURNS void LANGUAGE plpgsql
+-- Replaces what a host can run. `p_number` counts the publications of a host as it sends them, so that one which the network
+-- has held back changes nothing any more once a later one was written. The numbers are compared under the lock of
+-- `warp.lanes`, and the host's row is written at the end: a renewal waits for it for no longer than a commit.
+CREATE OR REPLACE FUNCTION warp.serve_host(p_host int, p_contracts text[], p_now bigint, p_number bigint DEFAULT NULL)
+RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off
 SET enable_bitmapscan = off
 AS $$
@@ -89,9 +92,13 @@ BEGIN
         PERFORM warp.host_lost(p_host);
     END IF;
     v_before := warp.lock_lanes();
+    IF EXISTS (SELECT FROM warp.host h WHERE h.id = p_host AND h.served >= p_number) THEN
+        RETURN;
+    END IF;
     DELETE FROM warp.host_contract c WHERE c.host = p_host AND c.contract <> ALL (p_contracts);
     INSERT INTO warp.host_contract (host, contract) SELECT p_host, c FROM unnest(p_contracts) c ON CONFLICT DO NOTHING;
     PERFORM warp.hand_on_changed(v_before, coalesce(p_now, warp.clock()));
+    UPDATE warp.host h SET served = p_number WHERE h.id = p_host AND p_number IS NOT NULL;
 END $$;
 
 -- Takes runs of a host out of `running`, ordered, without those that it knows (NULL: all of them). Their row locks come

@@ -44,8 +44,8 @@ use async_trait::async_trait;
 use warp_domain::{ClaimToken, HostId, JobHandle, JobId, RunNumber, UnixMillis};
 use warp_store::{
     AdminLimit, CancelSignal, CommandVerdict, EnqueueVerdict, ExchangeParams, Exchanged, HostInfo, HostSeen, JobDetails, JobFilter,
-    JobSummary, KeySeen, LogLine, NewJob, Overview, Pause, Polling, RenewParams, Renewed, Rescued, Result, Retention, RunOutput, Served,
-    SettleVerdict, Signals, StateVerdict, StateWrite, Store, StoreErrorKind,
+    JobSummary, KeySeen, LogLine, NewJob, Overview, Pause, Polling, QueueSeen, RenewParams, Renewed, Rescued, Result, Retention, RunOutput,
+    Served, SettleVerdict, Signals, StateVerdict, StateWrite, Store, StoreErrorKind,
 };
 
 use crate::announce::Announcer;
@@ -54,7 +54,7 @@ use crate::connect::Connector;
 use crate::enqueue::Enqueued;
 use crate::error::Fault;
 use crate::exchange::Exchange;
-use crate::hosts::Renewals;
+use crate::hosts::Sent;
 use crate::intern::Interned;
 use crate::listen::Listener;
 use crate::orphans::Orphans;
@@ -109,7 +109,7 @@ impl OpenOptions {
 pub struct PostgresStore {
     core: Arc<Core>,
     listener: Listener,
-    renewals: Renewals,
+    sent: Sent,
     orphans: Orphans,
     locks: LockKind,
     hosting: bool,
@@ -161,7 +161,7 @@ impl PostgresStore {
             core,
             listener,
             orphans: Orphans::default(),
-            renewals: Renewals::default(),
+            sent: Sent::default(),
             locks,
             hosting,
             sessions,
@@ -265,7 +265,7 @@ impl Store for PostgresStore {
         let now = info.now;
         let registered = hosts::register(&self.core.db, self.core.clock, self.locks, info);
         self.tell("register a host", Some(now), registered).await.inspect(|host| {
-            self.renewals.begin(*host);
+            self.sent.begin(*host);
             if let Some(sessions) = &self.sessions {
                 sessions.begin(*host);
             }
@@ -274,16 +274,14 @@ impl Store for PostgresStore {
 
     async fn serve(&self, host: HostId, served: Vec<Served>) -> Result<()> {
         let latest = UnixMillis(self.latest.load(Ordering::Relaxed));
-        let published = hosts::serve(&self.core.db, host, served, self.core.clock.tell(latest));
+        let published = hosts::serve(&self.core.db, &self.sent, host, served, self.core.clock.tell(latest));
         self.of_host(host, self.tell("publish what a host runs", None, published).await)
     }
 
     async fn renew(&self, params: RenewParams) -> Result<Renewed> {
         self.orphans.wait(ORPHAN_PATIENCE).await;
         let Some(sessions) = &self.sessions else {
-            return self
-                .tell("renew a lease", Some(params.now), hosts::renew(&self.core.db, self.core.clock, &self.renewals, &params))
-                .await;
+            return self.tell("renew a lease", Some(params.now), hosts::renew(&self.core.db, self.core.clock, &self.sent, &params)).await;
         };
         // Rows that wait for a slot are this host's too, and no worker knows them.
         let session = sessions.host(params.host);
@@ -293,7 +291,7 @@ impl Store for PostgresStore {
             None => Vec::new(),
         };
         let params = RenewParams { known: [params.known, waiting].concat(), ..params };
-        let renewed = self.tell("renew a lease", Some(params.now), hosts::renew(&self.core.db, self.core.clock, &self.renewals, &params)).await;
+        let renewed = self.tell("renew a lease", Some(params.now), hosts::renew(&self.core.db, self.core.clock, &self.sent, &params)).await;
         let mut renewed = self.of_host(params.host, renewed)?;
         if let Some(session) = session {
             session.compare(&known, &renewed.lost).await;
@@ -307,7 +305,7 @@ impl Store for PostgresStore {
         if let Some(sessions) = &self.sessions {
             sessions.close(host).await;
         }
-        self.renewals.end(host);
+        self.sent.end(host);
         self.tell("deregister a host", Some(now), hosts::deregister(&self.core.db, self.core.clock, host, now)).await
     }
 
@@ -453,6 +451,10 @@ impl Store for PostgresStore {
 
     async fn overview(&self) -> Result<Overview> {
         self.ask("read the overview", read::overview(&self.core.db)).await
+    }
+
+    async fn queues(&self, max: u32) -> Result<Vec<QueueSeen>> {
+        self.ask("read the queues", read::queues(&self.core.db, max)).await
     }
 
     async fn served_contracts(&self) -> Result<Vec<String>> {

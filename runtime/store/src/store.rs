@@ -615,6 +615,23 @@ pub struct Overview {
     pub paused_queues: BTreeMap<String, Pause>,
 }
 
+/// What lies in one queue. Figures are counted up to a bound, for each contract or in all; see [`Store::queues`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QueueSeen {
+    /// The queue.
+    pub queue: String,
+    /// Jobs that could run now, those with a reserved slot among them.
+    pub ready: u64,
+    /// Jobs that run.
+    pub running: u64,
+    /// Jobs that are due later.
+    pub scheduled: u64,
+    /// Jobs that wait for a key.
+    pub parked: u64,
+    /// Since when the first of the ready ones could run, reserved ones aside; `None` if there is none.
+    pub oldest_ready: Option<UnixMillis>,
+}
+
 /// A store of jobs.
 ///
 /// Every future may be dropped at any await: a command that has been taken by the driver runs to its end.
@@ -716,6 +733,9 @@ pub trait Store: Send + Sync + 'static {
     async fn resume_host(&self, host: HostId, now: UnixMillis) -> Result<bool>;
     /// States and counters.
     async fn overview(&self) -> Result<Overview>;
+    /// Queues in which something lies now, deepest first, at most `max`. No figure costs more than a bounded look at an
+    /// index: what is more than some ten thousand is told as that.
+    async fn queues(&self, max: u32) -> Result<Vec<QueueSeen>>;
     /// Contracts that a live host runs.
     async fn served_contracts(&self) -> Result<Vec<String>>;
 }

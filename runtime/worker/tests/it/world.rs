@@ -16,8 +16,8 @@ use warp_domain::{ClaimToken, Digest, HostId, JobHandle, JobId, RunNumber, UnixM
 use warp_pipeline::{AttemptInfo, Handler, HostCalls, StopSignal};
 use warp_store::{
     AdminLimit, CancelSignal, CommandVerdict, EnqueueVerdict, ExchangeParams, Exchanged, HostInfo, HostSeen, JobDetails, JobFilter,
-    JobSummary, KeySeen, LogLine, NewJob, Overview, Pause, RenewParams, Renewed, Rescued, Result, Retention, RunOutput, Served, Settle,
-    SettleVerdict, Signals, StateVerdict, StateWrite, Store, StoreError, StoreErrorKind,
+    JobSummary, KeySeen, LogLine, NewJob, Overview, Pause, QueueSeen, RenewParams, Renewed, Rescued, Result, Retention, RunOutput, Served,
+    Settle, SettleVerdict, Signals, StateVerdict, StateWrite, Store, StoreError, StoreErrorKind,
 };
 use warp_testkit::model::{Model, Place};
 use warp_testkit::store::ModelStore;
@@ -298,6 +298,9 @@ impl Store for TestStore {
     }
     async fn overview(&self) -> Result<Overview> {
         self.model.overview().await
+    }
+    async fn queues(&self, max: u32) -> Result<Vec<QueueSeen>> {
+        self.model.queues(max).await
     }
     async fn served_contracts(&self) -> Result<Vec<String>> {
         self.model.served_contracts().await

@@ -101,18 +101,23 @@ CREATE TABLE warp.ready OF warp.state_row (PRIMARY KEY (handle))
     WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX ready_due ON warp.ready (lane, due, handle) WHERE place = 1;
 CREATE INDEX ready_reserved ON warp.ready (lane, due, handle) WHERE place = 3;
+-- What a claim must look at one by one: it declared something, has keys, or is large.
+CREATE INDEX ready_special ON warp.ready (lane) WHERE place = 1 AND (explicit IS NOT NULL OR keys IS NOT NULL OR bytes IS NOT NULL);
 CREATE INDEX ready_woken ON warp.ready (parked_on, changed_at) WHERE parked_on IS NOT NULL;
 
 CREATE TABLE warp.waiting OF warp.state_row (PRIMARY KEY (handle))
     WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX waiting_due ON warp.waiting (due) WHERE place = 0;
 CREATE INDEX waiting_parked ON warp.waiting (parked_on, ticket) WHERE place = 2;
+-- For questions about a contract or a queue. What never waits pays nothing for it.
+CREATE INDEX waiting_lane ON warp.waiting (lane, place);
 
 CREATE TABLE warp.running OF warp.state_row (PRIMARY KEY (host, handle))
     WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000, autovacuum_vacuum_cost_delay = 0);
 
 CREATE TABLE warp.ended OF warp.state_row (PRIMARY KEY (handle));
-CREATE INDEX ended_at ON warp.ended (place, changed_at);
+-- By lane, so that a list of a contract's few jobs is found among any number of others.
+CREATE INDEX ended_at ON warp.ended (place, lane, changed_at);
 
 -- Texts that a claim never reads.
 CREATE TABLE warp.outcome (
@@ -169,6 +174,8 @@ CREATE TABLE warp.host (
     renewals bigint NOT NULL,
     started_at bigint NOT NULL,
     renewed_at bigint NOT NULL,
+    -- The number of the last publication of what it can run.
+    served bigint NOT NULL DEFAULT 0,
     -- The backend of its lock connection, under session locks (A12).
     lock_backend int
 ) WITH (fillfactor = 50);

@@ -2,7 +2,7 @@
 --
 -- What must stay true: a job and its one state row are written together; unique keys are taken in the order of their
 -- bytes and before job ids, so that two batches never wait for each other in a circle; whoever makes a job runnable
--- announces its queue with the commit.
+-- announces its queue with the commit, or tells its caller that this is left to him.
 --
 -- What it deliberately does not do: render keys. A key whose field is missing fails its job at the first claim.
 
@@ -123,48 +123,59 @@ END $$;
 -- The state rows of new jobs, announced. What is due later goes to `waiting`. Hosts know the next due time, so of those
 -- only an earlier one is news. A host forgets a due time when it activates what was due, perhaps at this very moment, so
 -- what is due within a second does not count as known; and nothing does where the caller's transaction may go on for long
--- (`p_lasts`). Locks nothing but its own new rows. Index: waiting_due for the next due time.
+-- (`p_lasts`). Lanes that its caller wants to announce himself (`p_quiet`), later and many at once, are not announced but
+-- answered, if they have news. Locks nothing but its own new rows. Index: waiting_due for the next due time.
 CREATE OR REPLACE FUNCTION warp.write_states(
     p_handles bigint[], p_lanes int[], p_explicits int[], p_payloads text[], p_dues bigint[], p_unique_keys text[],
-    p_now bigint, p_lasts bool
-) RETURNS void LANGUAGE plpgsql AS $$
+    p_now bigint, p_lasts bool, p_quiet int[]
+) RETURNS int[] LANGUAGE plpgsql AS $$
 DECLARE
     v_first bigint;
     v_known bigint;
+    v_news int[];
+    v_unsaid int[] := '{}';
 BEGIN
     INSERT INTO warp.ready (handle, due, changed_at, lane, run, attempt, deaths, place, is_unique, bytes, explicit)
     SELECT n.handle, coalesce(n.due, p_now), p_now, n.lane, 0, 0, 0, 1, n.unique_key IS NOT NULL,
            CASE WHEN octet_length(n.payload) > 16384 THEN octet_length(n.payload) END, n.explicit
       FROM unnest(p_handles, p_lanes, p_explicits, p_payloads, p_dues, p_unique_keys) n (handle, lane, explicit, payload, due, unique_key)
      WHERE n.due IS NULL OR n.due <= p_now;
-    PERFORM warp.announce(array(
-        SELECT DISTINCT n.lane FROM unnest(p_lanes, p_dues) n (lane, due) WHERE n.due IS NULL OR n.due <= p_now));
+    v_news := array(SELECT DISTINCT n.lane FROM unnest(p_lanes, p_dues) n (lane, due) WHERE n.due IS NULL OR n.due <= p_now);
     SELECT min(n.due) INTO v_first FROM unnest(p_dues) n (due) WHERE n.due > p_now;
-    IF v_first IS NULL THEN
-        RETURN;
-    END IF;
-    IF NOT p_lasts THEN
-        SELECT min(w.due) INTO v_known FROM warp.waiting w WHERE w.place = 0 AND w.due > p_now + 1000;
-    END IF;
-    IF v_known IS NULL OR v_first < v_known THEN
-        PERFORM warp.announce(array(
+    IF v_first IS NOT NULL THEN
+        IF NOT p_lasts THEN
+            SELECT min(w.due) INTO v_known FROM warp.waiting w WHERE w.place = 0 AND w.due > p_now + 1000;
+        END IF;
+        v_news := v_news || array(
             SELECT DISTINCT n.lane FROM unnest(p_lanes, p_dues) n (lane, due)
-             WHERE n.due > p_now AND (v_known IS NULL OR n.due < v_known)));
+             WHERE n.due > p_now AND (v_known IS NULL OR n.due < v_known));
+    END IF;
+    IF cardinality(p_quiet) > 0 THEN
+        v_unsaid := array(SELECT DISTINCT n.lane FROM unnest(v_news) n (lane) WHERE n.lane = ANY (p_quiet));
+        v_news := array(SELECT n.lane FROM unnest(v_news) n (lane) WHERE n.lane <> ALL (p_quiet));
+    END IF;
+    IF cardinality(v_news) > 0 THEN
+        PERFORM warp.announce(v_news);
+    END IF;
+    IF v_first IS NULL THEN
+        RETURN v_unsaid;
     END IF;
     INSERT INTO warp.waiting (handle, due, changed_at, lane, run, attempt, deaths, place, is_unique, bytes, explicit)
     SELECT n.handle, n.due, p_now, n.lane, 0, 0, 0, 0, n.unique_key IS NOT NULL,
            CASE WHEN octet_length(n.payload) > 16384 THEN octet_length(n.payload) END, n.explicit
       FROM unnest(p_handles, p_lanes, p_explicits, p_payloads, p_dues, p_unique_keys) n (handle, lane, explicit, payload, due, unique_key)
      WHERE n.due > p_now;
+    RETURN v_unsaid;
 END $$;
 
--- Writes jobs none of which stands in the way of another: no id twice. Each first takes its unique key. Answers, for each
--- that was not written, which job is in its way.
+-- Writes jobs none of which stands in the way of another: no id twice. Each first takes its unique key. `taken`: for each
+-- that was not written, which job is in its way; `unsaid`: lanes of `p_quiet` that are to be announced.
 -- Indexes: job_id, primary keys of unique_key and job.
 CREATE OR REPLACE FUNCTION warp.enqueue_apart(
     p_ids uuid[], p_lanes int[], p_explicits int[], p_payloads text[], p_metadata text[], p_trace_parents text[],
-    p_dues bigint[], p_unique_keys text[], p_now bigint
-) RETURNS uuid[] LANGUAGE plpgsql
+    p_dues bigint[], p_unique_keys text[], p_now bigint, p_quiet int[] DEFAULT '{}',
+    OUT taken uuid[], OUT unsaid int[]
+) LANGUAGE plpgsql
 SET enable_seqscan = off
 SET enable_bitmapscan = off
 AS $$
@@ -226,23 +237,25 @@ BEGIN
       FROM unnest(v_handles, p_lanes, p_explicits, p_payloads, p_dues, p_unique_keys, v_taken)
            n (handle, lane, explicit, payload, due, unique_key, taken)
      WHERE n.taken IS NULL;
-    PERFORM warp.write_states(v_written, v_lanes, v_explicits, v_payloads, v_dues, v_unique_keys, p_now, false);
-    RETURN v_taken;
+    unsaid := warp.write_states(v_written, v_lanes, v_explicits, v_payloads, v_dues, v_unique_keys, p_now, false, p_quiet);
+    taken := v_taken;
 END $$;
 
--- Writes jobs in their order: for each that was not written, the job with its id or its unique key, else NULL. The answer
--- is NULL when all were written. Bad jobs are the caller's affair; lanes and policies are numbers already.
+-- Writes jobs in their order. `taken`: for each that was not written, the job with its id or its unique key, else NULL;
+-- nothing at all when all were written. `unsaid`: lanes of `p_quiet` that the caller has to announce, once this has
+-- committed. Bad jobs are the caller's affair; lanes and policies are numbers already.
 CREATE OR REPLACE FUNCTION warp.enqueue_rows(
     p_ids uuid[], p_lanes int[], p_explicits int[], p_payloads text[], p_metadata text[], p_trace_parents text[],
-    p_dues bigint[], p_unique_keys text[], p_now bigint
-) RETURNS uuid[] LANGUAGE plpgsql AS $$
+    p_dues bigint[], p_unique_keys text[], p_now bigint, p_quiet int[] DEFAULT '{}',
+    OUT taken uuid[], OUT unsaid int[]
+) LANGUAGE plpgsql AS $$
 DECLARE
     v_now bigint := coalesce(p_now, warp.clock());
     v_handles bigint[];
     v_count int := cardinality(p_ids);
     v_from int := 1;
     v_to int;
-    v_taken uuid[] := '{}';
+    v_some record;
 BEGIN
     IF num_nonnulls(VARIADIC p_unique_keys) = 0 THEN
         -- Nearly always no id is taken, and a plain insert costs less than one that expects a conflict.
@@ -252,25 +265,28 @@ BEGIN
             SELECT n.handle, n.id, v_now, n.lane, n.explicit, n.payload, n.metadata, n.trace_parent
               FROM unnest(v_handles, p_ids, p_lanes, p_explicits, p_payloads, p_metadata, p_trace_parents)
                    n (handle, id, lane, explicit, payload, metadata, trace_parent);
-            PERFORM warp.write_states(v_handles, p_lanes, p_explicits, p_payloads, p_dues, p_unique_keys, v_now, false);
-            RETURN NULL;
+            unsaid := warp.write_states(v_handles, p_lanes, p_explicits, p_payloads, p_dues, p_unique_keys, v_now, false, p_quiet);
+            RETURN;
         EXCEPTION WHEN unique_violation THEN
             -- Some id is there already, or twice among these.
             NULL;
         END;
     END IF;
+    taken := '{}';
+    unsaid := '{}';
     -- Where an id comes a second time, a new pass begins: it sees what has become of the first.
     WHILE v_from <= v_count LOOP
         SELECT coalesce(min(n.at) - 1, v_count) INTO v_to
           FROM (SELECT u.at + v_from - 1 AS at, row_number() OVER (PARTITION BY u.id ORDER BY u.at) AS nth
                   FROM unnest(p_ids[v_from:]) WITH ORDINALITY u (id, at)) n
          WHERE n.nth > 1;
-        v_taken := v_taken || warp.enqueue_apart(
+        SELECT * INTO v_some FROM warp.enqueue_apart(
             p_ids[v_from:v_to], p_lanes[v_from:v_to], p_explicits[v_from:v_to], p_payloads[v_from:v_to],
-            p_metadata[v_from:v_to], p_trace_parents[v_from:v_to], p_dues[v_from:v_to], p_unique_keys[v_from:v_to], v_now);
+            p_metadata[v_from:v_to], p_trace_parents[v_from:v_to], p_dues[v_from:v_to], p_unique_keys[v_from:v_to], v_now, p_quiet);
+        taken := taken || v_some.taken;
+        unsaid := unsaid || v_some.unsaid;
         v_from := v_to + 1;
     END LOOP;
-    RETURN v_taken;
 END $$;
 
 -- ------------------------------------------------------------------------------- for callers in any language
@@ -532,7 +548,7 @@ BEGIN
     INSERT INTO warp.job (handle, id, created_at, lane, explicit, payload, metadata, trace_parent, unique_key)
     VALUES (v_handle, v_id, v_now, v_lane, v_explicit, enqueue.payload, v_metadata, enqueue.trace_parent, enqueue.unique_key);
     PERFORM warp.write_states(array[v_handle], array[v_lane], array[v_explicit], array[enqueue.payload], array[v_due],
-                              array[enqueue.unique_key], v_now, true);
+                              array[enqueue.unique_key], v_now, true, '{}');
     RETURN v_id;
 END $$;
 

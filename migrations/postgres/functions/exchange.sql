@@ -8,7 +8,7 @@
 -- the running rows of the ends; candidates with SKIP LOCKED; all keys of the ends and of the candidates in sight in
 -- ascending order; keys that turn up later only if nobody holds them, else their jobs stay for the next call. A slot that
 -- passes on inside the host (B8) is re-pointed without its key's row: how many there are does not change.
--- Indexes: ready_due and ready_reserved (one range per lane, by due time), the primary keys, waiting_due.
+-- Indexes: ready_due and ready_reserved (one range per lane, by due time), ready_special, the primary keys, waiting_due.
 --
 -- Answer, one row per thing by `kind`: 0 the summary (`job` the next due time, `token` now, the rest JSON in `payload`),
 -- 1 a verdict that is not Settled (`ord`, `run`: 1
@@ -30,6 +30,8 @@ CREATE OR REPLACE FUNCTION warp.exchange(
     h_ord int[], h_id uuid[], h_lane int[], h_payload text[], h_metadata text[], h_trace text[], h_due bigint[], h_explicit int[], h_unique text[],
     -- Lanes that the host can run, each with the stamp of jobs that declare nothing, whether that has a key, and the digest.
     c_lane int[], c_stamp int[], c_keyed bool[], c_digest int[], c_max int,
+    -- Where a lane is known to hold much: due time and job up to which the host has just claimed all there was, else NULL.
+    c_from_due bigint[], c_from_job bigint[],
     -- What the host has resolved and rendered: job, stamp, keys as an array's text, or why its policy cannot be applied.
     k_job bigint[], k_stamp int[], k_keys text[], k_error text[],
     -- What earlier calls of this exchange reserved or woke, and how long the page was that they stopped at.
@@ -122,6 +124,17 @@ DECLARE
     v_peeked bool := false;
     v_stranded bigint[];
     v_oldest bigint;
+    v_has_unique bool;
+    v_has_result bool;
+    v_has_cancels bool;
+    v_is_paused bool;
+    v_has_pauses bool;
+    -- Nothing was done that could reserve or wake a job, or make one wait.
+    v_is_plain bool := true;
+    v_lane int;
+    v_due bigint;
+    v_first bigint;
+    v_is_deep bool;
 BEGIN
     PERFORM pg_advisory_xact_lock_shared(hashtext('warp.host'), p_host);
     IF NOT EXISTS (SELECT FROM warp.host h WHERE h.id = p_host) THEN
@@ -172,29 +185,30 @@ BEGIN
                                   WHERE r.host = p_host AND r.handle = u.job AND r.token = u.token AND (r.keys IS NULL OR u.has_passed) OFFSET 0) r
         ), gone AS (
             DELETE FROM warp.running r USING found u WHERE r.ctid = u.place_in_table
-            RETURNING r.*, u.ord, u.took, u.result
+            RETURNING r.handle, r.due, r.lane, r.run, r.attempt, r.deaths, r.is_unique, r.bytes, r.stamp, r.digest, r.claimed_at, r.token, r.keys,
+                      u.ord, u.took, u.result
         ), ended AS (
             INSERT INTO warp.ended (handle, due, changed_at, lane, run, attempt, deaths, place, is_unique, bytes, stamp, digest, host, claimed_at, took_us, settled, keys)
-            SELECT g.handle, g.due, v_now, g.lane, g.run, g.attempt, g.deaths, 10, false, g.bytes, g.stamp, g.digest, g.host, g.claimed_at, g.took, g.token, g.keys FROM gone g
-        ), freed AS (
-            DELETE FROM warp.unique_key k USING gone g WHERE g.is_unique AND k.job = g.handle
-        ), kept AS (
-            INSERT INTO warp.outcome (job, result) SELECT g.handle, g.result FROM gone g WHERE g.result IS NOT NULL
-            ON CONFLICT (job) DO UPDATE SET result = excluded.result
+            SELECT g.handle, g.due, v_now, g.lane, g.run, g.attempt, g.deaths, 10, false, g.bytes, g.stamp, g.digest, p_host, g.claimed_at, g.took, g.token, g.keys FROM gone g
         )
-        SELECT array_agg(g.ord) INTO v_done FROM gone g;
+        SELECT array_agg(g.ord), bool_or(g.is_unique), bool_or(g.result IS NOT NULL) INTO v_done, v_has_unique, v_has_result FROM gone g;
         IF v_done IS NOT NULL THEN
-            PERFORM warp.count('stats:succeeded', NULL, cardinality(v_done));
-            PERFORM warp.count('kept:completed', NULL, cardinality(v_done));
+            INSERT INTO warp.counter (name, value) VALUES ('stats:succeeded', cardinality(v_done)), ('kept:completed', cardinality(v_done));
+            IF v_has_unique THEN
+                DELETE FROM warp.unique_key k WHERE k.job = ANY (array(
+                    SELECT u.job FROM unnest(s_ord, s_job) u (ord, job) WHERE u.ord = ANY (v_done)));
+            END IF;
+            IF v_has_result THEN
+                INSERT INTO warp.outcome (job, result)
+                SELECT u.job, u.result FROM unnest(s_ord, s_job, s_result) u (ord, job, result) WHERE u.result IS NOT NULL AND u.ord = ANY (v_done)
+                ON CONFLICT (job) DO UPDATE SET result = excluded.result;
+            END IF;
             IF cardinality(l_ord) > 0 THEN
                 INSERT INTO warp.log (job, at, run, stream, body)
                 SELECT e.handle, l.at, e.run, l.stream, l.body
                   FROM unnest(l_ord, l_job, l_at, l_stream, l_body) WITH ORDINALITY l (ord, job, at, stream, body, n)
                   JOIN warp.ended e ON e.handle = l.job
                  WHERE l.ord = ANY (v_done) ORDER BY l.n;
-            END IF;
-            IF EXISTS (SELECT FROM warp.cancel_request) THEN
-                DELETE FROM warp.cancel_request c WHERE c.job = ANY (s_job) AND c.token = ANY (s_token);
             END IF;
         END IF;
     END IF;
@@ -266,17 +280,26 @@ BEGIN
         END IF;
     END IF;
 
+    -- What is nearly never there, in one look. Its snapshot begins after the ends: a cancellation that was not seen here
+    -- finds the run gone.
+    SELECT EXISTS (SELECT FROM warp.cancel_request), h.paused_at IS NOT NULL, EXISTS (SELECT FROM warp.queue_pause),
+           (SELECT min(w.due) FROM warp.waiting w WHERE w.place = 0)
+      INTO v_has_cancels, v_is_paused, v_has_pauses, v_next FROM warp.host h WHERE h.id = p_host;
+    IF v_has_cancels AND v_done IS NOT NULL THEN
+        DELETE FROM warp.cancel_request c WHERE c.job = ANY (s_job) AND c.token = ANY (s_token);
+    END IF;
     IF v_left > 0 OR w_extra > 0 THEN
-        IF EXISTS (SELECT FROM warp.host h WHERE h.id = p_host AND h.paused_at IS NOT NULL) THEN
+        IF v_is_paused THEN
             c_lane := '{}';
-        ELSIF EXISTS (SELECT FROM warp.queue_pause) THEN
+        ELSIF v_has_pauses THEN
             -- No lane has the number 0.
             SELECT array_agg(CASE WHEN q.queue IS NULL THEN l.lane ELSE 0 END ORDER BY l.at) INTO c_lane
               FROM unnest(c_lane) WITH ORDINALITY l (lane, at)
               LEFT JOIN warp.lane n ON n.id = l.lane LEFT JOIN warp.queue_pause q ON q.queue = n.queue;
         END IF;
-        IF EXISTS (SELECT FROM warp.waiting w WHERE w.place = 0 AND w.due <= v_now) THEN
+        IF v_next <= v_now THEN
             v_more := warp.activate(v_now) >= 1000;
+            v_is_plain := false;
         END IF;
         IF true = ANY (c_keyed) OR cardinality(k_job) > 0 THEN
             -- The keys of the candidates in sight, so that they are locked in order with those of the ends.
@@ -300,6 +323,7 @@ BEGIN
         PERFORM warp.leave(v_rows[v_at], v_exits[v_at], v_took[v_at], v_now);
     END LOOP;
     IF cardinality(v_stranded) > 0 THEN
+        v_is_plain := false;
         WITH freed AS (
             DELETE FROM warp.slot s WHERE s.job = ANY (v_stranded) AND NOT EXISTS (SELECT FROM warp.running r WHERE r.host = p_host AND r.handle = s.job)
             RETURNING s.key
@@ -317,6 +341,7 @@ BEGIN
     -- B8: of keys whose slots the host holds, those in line who are older than everything that is ready. Else a claim would
     -- park what is new behind them, a page at a time, for want of what it could have had here.
     IF v_left + w_extra > 0 AND cardinality(w_key) > 0 THEN
+        v_is_plain := false;
         SELECT min(r.due) INTO v_oldest
           FROM unnest(c_lane) l (lane)
          CROSS JOIN LATERAL ((SELECT r.due FROM warp.ready r WHERE r.lane = l.lane AND r.place = 1 ORDER BY r.due, r.handle LIMIT 1)
@@ -333,6 +358,56 @@ BEGIN
             w_extra := greatest(w_extra - v_count, 0);
             w_most[v_at] := w_most[v_at] - v_count;
         END LOOP;
+    END IF;
+
+    IF v_left > 0 THEN
+        -- Which lanes hold anything, and whether it may simply start. What was claimed stays in the index until that is
+        -- vacuumed, and whoever begins at the front of a long backlog walks over all of it; hence `c_from_…`.
+        SELECT count(*), min(l.at), min(l.lane), min(h.due), min(h.handle), bool_or(l.from_due IS NOT NULL),
+               bool_or(l.keyed OR h.due IS NULL OR p.has_reserved OR p.has_special)
+          INTO v_count, v_at, v_lane, v_due, v_first, v_is_deep, v_stop
+          FROM unnest(c_lane, c_keyed, c_from_due, c_from_job) WITH ORDINALITY l (lane, keyed, from_due, from_job, at)
+          LEFT JOIN LATERAL (SELECT r.due, r.handle FROM warp.ready r
+                              WHERE r.lane = l.lane AND r.place = 1 AND (r.due, r.handle) > (coalesce(l.from_due, -9223372036854775808), coalesce(l.from_job, 0))
+                              ORDER BY r.due, r.handle LIMIT 1) h ON true
+         CROSS JOIN LATERAL (
+               SELECT EXISTS (SELECT FROM warp.ready r WHERE r.lane = l.lane AND r.place = 3) AS has_reserved,
+                      EXISTS (SELECT FROM warp.ready r WHERE r.lane = l.lane AND r.place = 1
+                                 AND (r.explicit IS NOT NULL OR r.keys IS NOT NULL OR r.bytes IS NOT NULL)) AS has_special OFFSET 0) p
+         WHERE h.due IS NOT NULL OR p.has_reserved OR l.from_due IS NOT NULL;
+        IF v_count = 1 AND NOT v_stop AND coalesce(cardinality(k_job), 0) = 0 THEN
+            -- One lane, and nothing in it needs a key or declared anything or is large: one statement from the index to
+            -- `running`. Rows are locked in their order, those of others are passed over, and what was locked is deleted by its
+            -- place. Who has been changed since the snapshot has another place and stays for the next call.
+            RETURN QUERY
+            WITH page AS (
+                SELECT r.ctid AS place_in_table FROM warp.ready r
+                 WHERE r.lane = v_lane AND r.place = 1 AND (r.due, r.handle) >= (v_due, v_first) AND r.explicit IS NULL AND r.keys IS NULL AND r.bytes IS NULL
+                   -- In a deep backlog other calls are at work in front: to find a row locked costs more than to see that
+                   -- somebody has touched it. (What an aborted transaction touched waits for a look at all.)
+                   AND (NOT v_is_deep OR r.xmax = '0')
+                 ORDER BY r.due, r.handle LIMIT least(v_left, 4096) FOR UPDATE SKIP LOCKED
+            ), gone AS (
+                DELETE FROM warp.ready r USING page p WHERE r.ctid = p.place_in_table
+                RETURNING r.handle, r.due, r.run, r.attempt, r.deaths, r.is_unique, r.stamp, r.settled, r.ticket
+            ), started AS (
+                INSERT INTO warp.running AS s (handle, due, changed_at, lane, run, attempt, deaths, place, is_unique, stamp, digest, host, claimed_at, token, settled, ticket)
+                SELECT g.handle, g.due, v_now, v_lane, g.run + 1, g.attempt + 1, g.deaths, 4, g.is_unique, coalesce(g.stamp, c_stamp[v_at]), c_digest[v_at],
+                       p_host, v_now, nextval('warp.token'), g.settled, g.ticket
+                  FROM gone g
+                RETURNING s.handle, s.token, s.run, s.attempt, s.stamp, s.due
+            )
+            SELECT 2::smallint, 0, s.handle, j.id, s.token, s.run, s.attempt, v_lane, s.stamp, false, j.created_at, s.due, j.payload, j.metadata, j.trace_parent, NULL::int, NULL::bigint
+              FROM started s JOIN warp.job j ON j.handle = s.handle;
+            GET DIAGNOSTICS v_count = ROW_COUNT;
+            v_left := v_left - v_count;
+            -- Less than a deep lane was thought to hold: from the front, then, as a whole.
+            v_stop := NOT (v_is_deep AND v_left > 0);
+            v_more := v_more OR v_count = 4096;
+        ELSE
+            v_stop := v_count = 0;
+        END IF;
+        v_is_plain := v_is_plain AND v_stop;
     END IF;
 
     -- Claims, page by page: what is reserved for these lanes first, then what is ready, oldest due first. The first page is
@@ -620,8 +695,12 @@ BEGIN
         END LOOP;
     END IF;
 
-    SELECT array_agg(r.handle) INTO v_reserved_left FROM warp.ready r
-     WHERE r.parked_on IS NOT NULL AND (r.xmin = pg_current_xact_id()::xid OR r.handle = ANY (k_reserved));
+    -- What was not even tried has not happened.
+    IF NOT v_is_plain OR cardinality(v_rows) > 0 OR p_session IS NOT NULL OR cardinality(k_reserved) > 0 THEN
+        SELECT array_agg(r.handle) INTO v_reserved_left FROM warp.ready r
+         WHERE r.parked_on IS NOT NULL AND (r.xmin = pg_current_xact_id()::xid OR r.handle = ANY (k_reserved));
+        SELECT min(w.due) INTO v_next FROM warp.waiting w WHERE w.place = 0;
+    END IF;
     -- Others may be free for what this transaction made runnable and did not claim itself.
     IF v_reserved_left IS NOT NULL THEN
         v_announce := v_announce || array(SELECT DISTINCT r.lane FROM warp.ready r WHERE r.parked_on IS NOT NULL AND r.xmin = pg_current_xact_id()::xid);
@@ -638,7 +717,6 @@ BEGIN
             RETURN NEXT;
         END LOOP;
     END IF;
-    SELECT min(w.due) INTO v_next FROM warp.waiting w WHERE w.place = 0;
     kind := 0;
     ord := NULL;
     job := v_next;

@@ -76,8 +76,11 @@ BEGIN
     PERFORM warp.announce_keys(v_keys);
 END $$;
 
--- Replaces what a host can run.
-CREATE OR REPLACE FUNCTION warp.serve_host(p_host int, p_contracts text[], p_now bigint) RETURNS void LANGUAGE plpgsql
+-- Replaces what a host can run. `p_number` counts the publications of a host as it sends them, so that one which the network
+-- has held back changes nothing any more once a later one was written. The numbers are compared under the lock of
+-- `warp.lanes`, and the host's row is written at the end: a renewal waits for it for no longer than a commit.
+CREATE OR REPLACE FUNCTION warp.serve_host(p_host int, p_contracts text[], p_now bigint, p_number bigint DEFAULT NULL)
+RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off
 SET enable_bitmapscan = off
 AS $$
@@ -89,9 +92,13 @@ BEGIN
         PERFORM warp.host_lost(p_host);
     END IF;
     v_before := warp.lock_lanes();
+    IF EXISTS (SELECT FROM warp.host h WHERE h.id = p_host AND h.served >= p_number) THEN
+        RETURN;
+    END IF;
     DELETE FROM warp.host_contract c WHERE c.host = p_host AND c.contract <> ALL (p_contracts);
     INSERT INTO warp.host_contract (host, contract) SELECT p_host, c FROM unnest(p_contracts) c ON CONFLICT DO NOTHING;
     PERFORM warp.hand_on_changed(v_before, coalesce(p_now, warp.clock()));
+    UPDATE warp.host h SET served = p_number WHERE h.id = p_host AND p_number IS NOT NULL;
 END $$;
 
 -- Takes runs of a host out of `running`, ordered, without those that it knows (NULL: all of them). Their row locks come
@@ -401,14 +408,21 @@ BEGIN
     END;
 END $$;
 
--- Changes what slots are made of, while no host is registered and no slot is taken or reserved; else what is in the way.
--- Locks the row of `setting`, then reads in new statements. Small tables, read whole.
-CREATE OR REPLACE FUNCTION warp.set_locks(p_locks text, p_by text, p_now bigint, OUT hosts text[], OUT slots bigint)
+-- Changes what slots are made of, while no host is registered and no slot is taken or reserved; else what is in the way: the
+-- hosts, for how many milliseconds each has been silent, and the number of slots. What was reserved goes back into its line
+-- first where no host is left: nobody could claim it, and nobody else would look after it (B7).
+-- Locks the row of `setting`, so that no host registers meanwhile, then reads in new statements. Small tables, read whole.
+CREATE OR REPLACE FUNCTION warp.set_locks(p_locks text, p_by text, p_now bigint, OUT hosts text[], OUT silent bigint[], OUT slots bigint)
 LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM FROM warp.setting FOR UPDATE;
-    hosts := array(SELECT n.name FROM warp.host h JOIN warp.host_name n ON n.id = h.id ORDER BY h.id);
-    slots := (SELECT count(*) FROM warp.slot);
+    SELECT coalesce(array_agg(n.name ORDER BY h.id), '{}'), coalesce(array_agg(greatest(warp.clock() - h.renewed_at, 0) ORDER BY h.id), '{}')
+      INTO hosts, silent FROM warp.host h JOIN warp.host_name n ON n.id = h.id;
+    -- A thousand at once.
+    FOR v_round IN 1 .. 1000 LOOP
+        slots := (SELECT count(*) FROM warp.slot);
+        EXIT WHEN slots = 0 OR cardinality(hosts) > 0 OR warp.expire_reservations(0, warp.clock()) = 0;
+    END LOOP;
     IF cardinality(hosts) = 0 AND slots = 0 THEN
         UPDATE warp.setting SET locks = p_locks, locks_set_by = p_by, locks_set_at = p_now WHERE locks <> p_locks;
     END IF;

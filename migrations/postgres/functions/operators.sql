@@ -267,7 +267,7 @@ BEGIN
 END $$;
 
 -- Deletes what has ended long enough ago, oldest first, at most so many jobs and one caller at a time; how many. Each age in
--- milliseconds, NULL for ever. Index: ended_at, one range per state; what an operator holds is passed over.
+-- milliseconds, NULL for ever. Index: ended_at, one range per state and lane; what an operator holds is passed over.
 CREATE OR REPLACE FUNCTION warp.prune(p_completed bigint, p_deleted bigint, p_failed bigint, p_max int, p_now bigint)
 RETURNS int LANGUAGE plpgsql
 SET enable_seqscan = off
@@ -287,8 +287,14 @@ BEGIN
         EXIT WHEN v_left <= 0;
         WITH gone AS (
             DELETE FROM warp.ended e WHERE e.handle = ANY (array(
-                SELECT o.handle FROM warp.ended o WHERE o.place = v_kept.place AND o.changed_at <= v_now - v_kept.age
-                 ORDER BY o.changed_at LIMIT v_left FOR UPDATE SKIP LOCKED)) RETURNING e.handle)
+                SELECT f.handle FROM warp.ended f WHERE f.handle = ANY (array(
+                    SELECT o.handle FROM warp.lane l
+                     CROSS JOIN LATERAL (
+                            SELECT a.handle, a.changed_at FROM warp.ended a
+                             WHERE a.place = v_kept.place AND a.lane = l.id AND a.changed_at <= v_now - v_kept.age
+                             ORDER BY a.changed_at LIMIT v_left) o
+                     ORDER BY o.changed_at LIMIT v_left))
+                   FOR UPDATE SKIP LOCKED)) RETURNING e.handle)
         SELECT array_agg(g.handle) INTO v_jobs FROM gone g;
         CONTINUE WHEN v_jobs IS NULL;
         PERFORM warp.remove_jobs(v_jobs);
@@ -330,67 +336,138 @@ CREATE OR REPLACE FUNCTION warp.key_seen(p_key bigint, p_listed int) RETURNS tex
     )::text FROM warp.conc_key c WHERE c.id = p_key
 $$;
 
--- Jobs in a list, newest first by id; a NULL filter is none. Where few jobs are in these places, it begins with their state
--- rows; else it walks job_id backwards until enough have passed, which for a rare key or contract may be far.
--- Indexes: ended_at, waiting_due, waiting_parked to tell which; job_id, and the primary keys, of `running` host by host.
+-- State rows in these places and lanes, each reached by equality on both (OFFSET 0 keeps the planner from another way). For
+-- callers that want them up to a LIMIT, so it has to stay a single query that is put in their place.
+-- Indexes: ready_due, ready_reserved, waiting_lane, ended_at; the primary key of `running` host by host.
+CREATE OR REPLACE FUNCTION warp.rows_in(p_places smallint[], p_lanes int[]) RETURNS SETOF warp.state_row LANGUAGE sql STABLE AS $$
+    SELECT s.* FROM unnest(p_lanes) l (lane)
+     CROSS JOIN LATERAL (SELECT r.* FROM warp.ready r WHERE r.place = 1 AND r.lane = l.lane OFFSET 0) s WHERE 1 = ANY (p_places)
+    UNION ALL
+    SELECT s.* FROM unnest(p_lanes) l (lane)
+     CROSS JOIN LATERAL (SELECT r.* FROM warp.ready r WHERE r.place = 3 AND r.lane = l.lane OFFSET 0) s WHERE 3 = ANY (p_places)
+    UNION ALL
+    SELECT s.* FROM unnest(p_places) p (place) CROSS JOIN unnest(p_lanes) l (lane)
+     CROSS JOIN LATERAL (SELECT w.* FROM warp.waiting w WHERE w.lane = l.lane AND w.place = p.place OFFSET 0) s WHERE p.place IN (0, 2, 5)
+    UNION ALL
+    SELECT s.* FROM warp.host h CROSS JOIN LATERAL (SELECT r.* FROM warp.running r WHERE r.host = h.id OFFSET 0) s
+     WHERE 4 = ANY (p_places) AND s.lane = ANY (p_lanes)
+    UNION ALL
+    SELECT s.* FROM unnest(p_places) p (place) CROSS JOIN unnest(p_lanes) l (lane)
+     CROSS JOIN LATERAL (SELECT e.* FROM warp.ended e WHERE e.place = p.place AND e.lane = l.lane OFFSET 0) s WHERE p.place IN (10, 11, 12)
+$$;
+
+-- Jobs in a list, newest first by id; a NULL filter is none. Where few jobs are in these places and lanes, it begins with
+-- their state rows. Else it walks job_id backwards until enough have passed, and where that leads far without finding
+-- them, it begins with the state rows after all, if those are not very many. So it reads at most some hundred thousand rows
+-- but where that many fit the filter and none of them is among the newest jobs; there, and for a rare key, which no
+-- index knows once its jobs have ended, it walks on.
+-- Indexes: those of warp.rows_in; job_id, and the primary keys, of `running` host by host.
 CREATE OR REPLACE FUNCTION warp.list_jobs(
     p_places smallint[], p_contract text, p_queue text, p_key text, p_before uuid, p_most bigint
 ) RETURNS TABLE (
     id uuid, contract text, queue text, place smallint, run int, attempt int, created_at bigint, changed_at bigint, due bigint
 ) LANGUAGE plpgsql STABLE
 SET enable_seqscan = off
+SET enable_bitmapscan = off
 SET enable_hashjoin = off
 SET enable_mergejoin = off
 AS $$
 #variable_conflict use_column
 DECLARE
     v_few CONSTANT int := 20000;
+    v_many CONSTANT int := 200000;
+    v_far CONSTANT int := 50000;
+    v_places smallint[] := coalesce(p_places, '{0,1,2,3,4,5,10,11,12}');
+    v_lanes int[] := array(SELECT l.id FROM warp.lane l
+                            WHERE (p_contract IS NULL OR l.contract = p_contract) AND (p_queue IS NULL OR l.queue = p_queue));
     v_key bigint;
-    v_ready bool := p_places && '{1,2,3}';
-    v_running bool := p_places && '{4}';
-    v_scheduled bool := p_places && '{0}';
-    v_ended bool := p_places && '{10,11,12}';
+    v_filters bool := p_places IS NOT NULL OR p_contract IS NOT NULL OR p_queue IS NOT NULL;
+    v_begins_with_rows bool;
+    v_end uuid;
 BEGIN
     IF p_key IS NOT NULL THEN
         SELECT c.id INTO v_key FROM warp.conc_key c WHERE c.key = p_key;
-        IF NOT FOUND THEN
-            RETURN;
+    END IF;
+    IF cardinality(v_lanes) = 0 OR p_key IS NOT NULL AND v_key IS NULL THEN
+        RETURN;
+    END IF;
+    v_begins_with_rows := v_filters AND v_few > (SELECT count(*) FROM (SELECT FROM warp.rows_in(v_places, v_lanes) LIMIT v_few) c);
+    IF v_filters AND NOT v_begins_with_rows THEN
+        -- How far a walk may go: the job behind the last one of that many, if there is one.
+        SELECT j.id INTO v_end FROM warp.job j WHERE j.id < coalesce(p_before, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
+         ORDER BY j.id DESC OFFSET v_far LIMIT 1;
+        IF FOUND AND p_most > (SELECT count(*) FROM (
+               SELECT FROM warp.jobs_walked(v_places, v_lanes, v_key, p_before, v_end) LIMIT p_most) c) THEN
+            v_begins_with_rows := v_many > (SELECT count(*) FROM (SELECT FROM warp.rows_in(v_places, v_lanes) LIMIT v_many) c);
         END IF;
     END IF;
-    IF p_places IS NOT NULL AND v_few > (SELECT count(*) FROM (SELECT FROM (
-            SELECT FROM warp.ready s WHERE v_ready AND s.place = ANY (p_places)
-            UNION ALL SELECT FROM warp.running s WHERE v_running
-            UNION ALL SELECT FROM warp.waiting s WHERE v_scheduled AND s.place = 0
-            UNION ALL SELECT FROM warp.waiting s WHERE v_ready AND s.place = 2
-            UNION ALL SELECT FROM warp.ended s WHERE v_ended AND s.place = ANY (p_places)) s LIMIT v_few) c) THEN
+    IF v_begins_with_rows THEN
         RETURN QUERY
-        WITH s AS MATERIALIZED (
-            SELECT * FROM warp.ready s WHERE v_ready AND s.place = ANY (p_places)
-            UNION ALL SELECT * FROM warp.running s WHERE v_running
-            UNION ALL SELECT * FROM warp.waiting s WHERE v_scheduled AND s.place = 0
-            UNION ALL SELECT * FROM warp.waiting s WHERE v_ready AND s.place = 2 AND s.place = ANY (p_places)
-            UNION ALL SELECT * FROM warp.ended s WHERE v_ended AND s.place = ANY (p_places))
+        WITH s AS MATERIALIZED (SELECT * FROM warp.rows_in(v_places, v_lanes))
         SELECT j.id, l.contract, l.queue, s.place, s.run, s.attempt, j.created_at, s.changed_at, s.due
           FROM s
          CROSS JOIN LATERAL (SELECT * FROM warp.job j WHERE j.handle = s.handle OFFSET 0) j
          CROSS JOIN LATERAL (SELECT * FROM warp.lane l WHERE l.id = j.lane OFFSET 0) l
-         WHERE (p_contract IS NULL OR l.contract = p_contract) AND (p_queue IS NULL OR l.queue = p_queue)
-           AND (v_key IS NULL OR s.keys @> array[v_key]) AND (p_before IS NULL OR j.id < p_before)
+         WHERE (v_key IS NULL OR s.keys @> array[v_key]) AND (p_before IS NULL OR j.id < p_before)
          ORDER BY j.id DESC LIMIT p_most;
         RETURN;
     END IF;
     RETURN QUERY
-    SELECT j.id, l.contract, l.queue, s.place, s.run, s.attempt, j.created_at, s.changed_at, s.due
+    SELECT w.id, l.contract, l.queue, w.place, w.run, w.attempt, w.created_at, w.changed_at, w.due
+      FROM warp.jobs_walked(v_places, v_lanes, v_key, p_before, NULL) w JOIN warp.lane l ON l.id = w.lane
+     ORDER BY w.id DESC LIMIT p_most;
+END $$;
+
+-- The jobs of a filter that have ids before one and not before another, newest first if its caller says so. One query, put
+-- in the place of its calls. Indexes: job_id, and the primary keys, of `running` host by host.
+CREATE OR REPLACE FUNCTION warp.jobs_walked(p_places smallint[], p_lanes int[], p_key bigint, p_before uuid, p_end uuid) RETURNS TABLE (
+    id uuid, lane int, created_at bigint, place smallint, run int, attempt int, changed_at bigint, due bigint
+) LANGUAGE sql STABLE AS $$
+    SELECT j.id, j.lane, j.created_at, s.place, s.run, s.attempt, s.changed_at, s.due
       FROM warp.job j
      CROSS JOIN LATERAL (
             SELECT * FROM warp.ready r WHERE r.handle = j.handle
             UNION ALL SELECT * FROM warp.waiting w WHERE w.handle = j.handle
             UNION ALL SELECT r.* FROM warp.host h JOIN warp.running r ON r.host = h.id AND r.handle = j.handle
             UNION ALL SELECT * FROM warp.ended e WHERE e.handle = j.handle) s
-      JOIN warp.lane l ON l.id = j.lane
-     WHERE j.id < coalesce(p_before, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
-       AND (p_places IS NULL OR s.place = ANY (p_places))
-       AND (p_contract IS NULL OR l.contract = p_contract) AND (p_queue IS NULL OR l.queue = p_queue)
-       AND (v_key IS NULL OR s.keys @> array[v_key])
-     ORDER BY j.id DESC LIMIT p_most;
+     WHERE j.id < coalesce(p_before, 'ffffffff-ffff-ffff-ffff-ffffffffffff') AND j.id >= coalesce(p_end, '00000000-0000-0000-0000-000000000000')
+       AND j.lane = ANY (p_lanes) AND s.place = ANY (p_places) AND (p_key IS NULL OR s.keys @> array[p_key])
+$$;
+
+-- Queues in which something lies now, the deepest first: what is ready (or reserved), running, scheduled, parked, and since when
+-- the first of the ready ones could run. Each figure is counted up to 10,000 for each contract of the queue, less where
+-- there are many lanes, so that whatever lies there at most some 600,000 entries of indexes are read, and mostly few.
+-- Indexes: those of warp.rows_in; all of `running`, which is what the hosts have workers for.
+CREATE OR REPLACE FUNCTION warp.queues_seen(p_most int) RETURNS TABLE (
+    queue text, ready bigint, running bigint, scheduled bigint, parked bigint, oldest bigint
+) LANGUAGE plpgsql STABLE
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_most bigint := (SELECT greatest(100, least(10000, 200000 / greatest(count(*), 1))) FROM warp.lane);
+BEGIN
+    RETURN QUERY
+    WITH busy AS MATERIALIZED (
+        SELECT r.lane, count(*) AS runs FROM warp.host h CROSS JOIN LATERAL (SELECT x.lane FROM warp.running x WHERE x.host = h.id) r GROUP BY r.lane
+    ), deep AS (
+        SELECT l.queue,
+               sum(d.due + d.reserved)::bigint AS ready, sum(coalesce(b.runs, 0))::bigint AS running,
+               sum(w.scheduled)::bigint AS scheduled, sum(w.parked)::bigint AS parked, min(d.first) AS oldest
+          FROM warp.lane l LEFT JOIN busy b ON b.lane = l.id
+         CROSS JOIN LATERAL (SELECT
+               (SELECT count(*) FROM (SELECT FROM warp.ready r WHERE r.place = 1 AND r.lane = l.id LIMIT v_most) c) AS due,
+               (SELECT count(*) FROM (SELECT FROM warp.ready r WHERE r.place = 3 AND r.lane = l.id LIMIT v_most) c) AS reserved,
+               (SELECT r.due FROM warp.ready r WHERE r.place = 1 AND r.lane = l.id ORDER BY r.due LIMIT 1) AS first) d
+            -- The place is no constant here, so that no index of one place alone is taken for one of lanes.
+         CROSS JOIN LATERAL (
+               SELECT sum(c.jobs) FILTER (WHERE c.place = 0) AS scheduled, sum(c.jobs) FILTER (WHERE c.place = 2) AS parked
+                 FROM (SELECT p.place, (SELECT count(*) FROM (
+                              SELECT FROM warp.waiting x WHERE x.lane = l.id AND x.place = p.place LIMIT v_most) y) AS jobs
+                         FROM unnest('{0,2}'::smallint[]) p (place)) c) w
+         GROUP BY l.queue)
+    SELECT d.queue, d.ready, d.running, d.scheduled, d.parked, d.oldest FROM deep d
+     WHERE d.ready + d.running + d.scheduled + d.parked > 0
+     ORDER BY d.ready + d.running + d.scheduled + d.parked DESC, d.queue COLLATE "C" LIMIT p_most;
 END $$;

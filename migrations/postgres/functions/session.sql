@@ -339,7 +339,7 @@ END $$;
 
 -- Who holds a key, for the history of a job that was refused there: of the host whose session has the lock, the run that was
 -- claimed first and is not refused with it. A lock outlives its holder's row, from the commit of the end to the unlock, and
--- may be gone by now: then it is who ended last with the key, if that is among the last few hundred ends; else whoever runs
+-- may be gone by now: then it is who ended last with the key, if that is among the last few hundred ends of its lane; else whoever runs
 -- with it, or NULL. The locks; the running rows of all hosts; ended_at backwards, so far and no further; primary key of job.
 CREATE OR REPLACE FUNCTION warp.session_holder(p_key bigint, p_parks jsonb) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
@@ -357,9 +357,9 @@ BEGIN
     IF NOT FOUND THEN
         -- `settled` is the token of a run; whoever was skipped itself has none.
         SELECT e.handle INTO v_job
-          FROM (VALUES (10::smallint), (11::smallint), (12::smallint)) k (place)
+          FROM (VALUES (10::smallint), (11::smallint), (12::smallint)) k (place) CROSS JOIN warp.lane l
          CROSS JOIN LATERAL (
-                SELECT o.handle, o.changed_at, o.settled, o.keys FROM warp.ended o WHERE o.place = k.place
+                SELECT o.handle, o.changed_at, o.settled, o.keys FROM warp.ended o WHERE o.place = k.place AND o.lane = l.id
                  ORDER BY o.changed_at DESC LIMIT 512) e
          WHERE e.keys @> array[p_key] AND e.settled IS NOT NULL ORDER BY e.changed_at DESC, e.settled DESC LIMIT 1;
     END IF;

@@ -772,6 +772,10 @@ pub enum LocksCommand {
 Examples:
   warp-host locks set session
   warp-host locks set ledger --by ada
+  warp-host locks set ledger --wait 2m
+
+Stop every host first. One that was killed stays registered until somebody has watched it for a
+lease and taken it for dead: another host or, with --wait, this command, which gives its jobs back.
 
 `ledger` works everywhere. `session` writes no row for a slot, needs a connection of its own for
 each host that no transaction-mode pooler stands before, and refuses `order = \"fifo\"` and weights.")]
@@ -782,6 +786,9 @@ each host that no transaction-mode pooler stands before, and refuses `order = \"
         /// Who is remembered as having set it [default: the user's name]
         #[arg(long, value_name = "NAME")]
         by: Option<String>,
+        /// Wait until it can be done, for at most so long [without a value: 1m]
+        #[arg(long, value_name = "DURATION", value_parser = units::parse_duration, num_args = 0..=1, default_missing_value = "1m")]
+        wait: Option<Duration>,
     },
 }
 

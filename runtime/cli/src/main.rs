@@ -118,7 +118,9 @@ fn user(outside: &Outside<'_>) -> String {
 fn with_store(config: &Config, command: impl AsyncFnOnce(&dyn Store) -> Outcome) -> Outcome {
     block_on(async {
         let opened = stores::open(config).await?;
-        command(&*opened.store).await
+        let outcome = command(&*opened.store).await;
+        opened.store.flush().await;
+        outcome
     })
 }
 

@@ -15,7 +15,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 use tokio::sync::Mutex;
 use tokio::time;
-use warp_store::{HolderSeen, KeySeen, Overview, StoreError};
+use warp_store::{HolderSeen, KeySeen, Overview, QueueSeen, StoreError};
 use warp_worker::HostReport;
 
 use crate::{PoolState, Sources};
@@ -29,6 +29,8 @@ pub(crate) const FRESH_FOR: Duration = Duration::from_secs(5);
 const DATABASE_WITHIN: Duration = Duration::from_secs(3);
 /// How many keys are looked at: the busiest.
 const KEYS: u32 = 10;
+/// How many queues are told of: the deepest. Anybody who enqueues names queues, so their number is bounded here.
+const QUEUES: u32 = 100;
 
 /// Reads everything, the database not more often than it should.
 pub(crate) struct Metrics {
@@ -66,7 +68,7 @@ impl Metrics {
             return Arc::clone(seen);
         }
         let seen = Arc::new(match time::timeout(DATABASE_WITHIN, self.ask()).await {
-            Ok(Ok((overview, keys))) => DatabaseSeen::Answered { overview, keys },
+            Ok(Ok((overview, queues, keys))) => DatabaseSeen::Answered { overview, queues, keys },
             Ok(Err(error)) => DatabaseSeen::Silent(error.to_string()),
             Err(_) => DatabaseSeen::Silent("no answer in time".to_owned()),
         });
@@ -77,9 +79,11 @@ impl Metrics {
         seen
     }
 
-    async fn ask(&self) -> Result<(Overview, Vec<KeyWait>), StoreError> {
+    async fn ask(&self) -> Result<(Overview, Vec<QueueDepth>, Vec<KeyWait>), StoreError> {
         let store = &self.sources.store;
         let overview = store.overview().await?;
+        let now = self.sources.surroundings.now();
+        let queues = store.queues(QUEUES).await?.into_iter().map(|seen| QueueDepth::of(seen, now)).collect();
         let mut keys = Vec::new();
         for key in store.keys(KEYS).await? {
             // A list does not say since when its waiters wait.
@@ -87,7 +91,26 @@ impl Metrics {
             keys.extend(seen.map(|seen| KeyWait::of(&seen, self.sources.surroundings.now())));
         }
         keys.sort_by(|a, b| b.oldest.cmp(&a.oldest).then(b.waiting.cmp(&a.waiting)));
-        Ok((overview, keys))
+        Ok((overview, queues, keys))
+    }
+}
+
+/// A queue, and for how long its first ready job could have run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct QueueDepth {
+    queue: String,
+    depths: [(&'static str, u64); 4],
+    oldest: Duration,
+}
+
+impl QueueDepth {
+    fn of(seen: QueueSeen, now: warp_domain::UnixMillis) -> Self {
+        let QueueSeen { queue, ready, running, scheduled, parked, oldest_ready } = seen;
+        QueueDepth {
+            queue,
+            depths: [("ready", ready), ("running", running), ("scheduled", scheduled), ("parked", parked)],
+            oldest: oldest_ready.map_or(Duration::ZERO, |since| now.since(since)),
+        }
     }
 }
 
@@ -112,7 +135,7 @@ impl KeyWait {
 
 #[derive(Debug, PartialEq)]
 enum DatabaseSeen {
-    Answered { overview: Overview, keys: Vec<KeyWait> },
+    Answered { overview: Overview, queues: Vec<QueueDepth>, keys: Vec<KeyWait> },
     Silent(String),
 }
 
@@ -156,9 +179,10 @@ impl Collector for Seen {
             out.gauge("pool_connections_most", "How many there may be", f64::from(*most))?;
         }
         match &**database {
-            DatabaseSeen::Answered { overview, keys } => {
+            DatabaseSeen::Answered { overview, queues, keys } => {
                 out.gauge("database_up", "Whether the database answered", 1.0)?;
                 out.overview(overview)?;
+                out.queues(queues)?;
                 out.keys(keys)
             }
             DatabaseSeen::Silent(_) => out.gauge("database_up", "Whether the database answered", 0.0),
@@ -197,6 +221,15 @@ impl Out<'_> {
             ([("what", what), ("reason", reason)], u64::try_from(*value).unwrap_or(0))
         });
         self.counters("ends", "What has happened to jobs, all hosts together", counted)
+    }
+
+    fn queues(&mut self, queues: &[QueueDepth]) -> fmt::Result {
+        let depths = queues.iter().flat_map(|QueueDepth { queue, depths, .. }| {
+            depths.iter().map(move |(state, jobs)| ([("queue", queue.as_str()), ("state", *state)], *jobs as f64))
+        });
+        self.gauges("queue_jobs", "Jobs in the deepest queues, counted up to some ten thousand", depths)?;
+        let oldest = queues.iter().map(|QueueDepth { queue, oldest, .. }| ([("queue", queue.as_str())], oldest.as_secs_f64()));
+        self.gauges("queue_oldest_ready_seconds", "For how long the first ready job of the same queues could have run", oldest)
     }
 
     /// By rank, not by name: a key is made of payloads.
@@ -277,7 +310,17 @@ mod tests {
             paused_queues: BTreeMap::new(),
         };
         let keys = vec![KeyWait { waiting: 3, held: 1, oldest: Duration::from_secs(90) }];
-        insta::assert_snapshot!(render(seen(DatabaseSeen::Answered { overview, keys })));
+        let deep = QueueSeen {
+            queue: "night \"shift\"".to_owned(),
+            ready: 5,
+            running: 1,
+            scheduled: 2,
+            parked: 3,
+            oldest_ready: Some(warp_domain::UnixMillis(1_000)),
+        };
+        let idle = QueueSeen { queue: "default".to_owned(), ready: 0, running: 1, scheduled: 0, parked: 0, oldest_ready: None };
+        let queues = [deep, idle].map(|seen| QueueDepth::of(seen, warp_domain::UnixMillis(13_500))).to_vec();
+        insta::assert_snapshot!(render(seen(DatabaseSeen::Answered { overview, queues, keys })));
     }
 
     #[test]

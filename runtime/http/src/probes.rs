@@ -1,13 +1,16 @@
 //! `/ready`: whether work that is sent here would be done.
 //!
-//! Three things must hold: the database answers, the lease is good, and at least one contract is served. A host that
-//! is not ready goes on: what is missing may come back, and only `/live` says that a restart would help.
+//! Three things must hold: the host is registered with a good lease and was not told to stop, the database answers, and
+//! at least one contract is served. A host that is not ready goes on: what is missing may come back, and only `/live`
+//! says that a restart would help. From the moment a host is told to stop it is not ready, and says so without asking the
+//! database, so that whoever routes work hears of it at once; it lives until its runs have ended.
 
 use std::fmt;
 use std::time::Duration;
 
 use tokio::sync::Mutex;
 use tokio::time;
+use warp_worker::Condition;
 
 use crate::Sources;
 
@@ -26,23 +29,32 @@ pub(crate) struct Probes {
 /// What was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Found {
-    database: bool,
-    lease: bool,
+    condition: Condition,
+    /// Nothing where it does not matter any more.
+    database: Option<bool>,
     contracts: usize,
 }
 
 impl Found {
     pub(crate) fn is_ready(self) -> bool {
-        self.database && self.lease && self.contracts > 0
+        self.condition == Condition::Good && self.database == Some(true) && self.contracts > 0
     }
 }
 
 impl fmt::Display for Found {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Found { database, lease, contracts } = *self;
+        let Found { condition, database, contracts } = *self;
         writeln!(f, "{}", if self.is_ready() { "ready" } else { "not ready" })?;
-        writeln!(f, "database: {}", if database { "answers" } else { "does not answer" })?;
-        writeln!(f, "lease: {}", if lease { "good" } else { "not good" })?;
+        let host = match condition {
+            Condition::Good => "registered, its lease is good",
+            Condition::Stopping => "stopping; it claims nothing any more",
+            Condition::Lapsed => "its lease was not renewed in time; it claims nothing until it is",
+            Condition::Unregistered => "not registered; it registers as soon as it can",
+        };
+        writeln!(f, "host: {host}")?;
+        if let Some(answers) = database {
+            writeln!(f, "database: {}", if answers { "answers" } else { "does not answer" })?;
+        }
         writeln!(f, "contracts: {contracts} served")
     }
 }
@@ -54,8 +66,10 @@ impl Probes {
 
     /// Dropped at an await, the question to the database is dropped with it, which the store allows.
     pub(crate) async fn ready(&self) -> Found {
-        let database = self.database_answers().await;
-        Found { database, lease: self.sources.numbers.lease_is_good(), contracts: self.sources.catalog.offers().len() }
+        let asked = self.sources.numbers.condition() != Condition::Stopping;
+        let database = if asked { Some(self.database_answers().await) } else { None };
+        // Looked at last: the database may have taken its time.
+        Found { condition: self.sources.numbers.condition(), database, contracts: self.sources.catalog.offers().len() }
     }
 
     async fn database_answers(&self) -> bool {

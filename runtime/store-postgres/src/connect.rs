@@ -10,6 +10,7 @@
 //!   server is noticed while nothing has been sent;
 //! - idle connections are given back to the server.
 
+use std::io::ErrorKind;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
@@ -20,6 +21,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 use warp_store::StoreErrorKind;
 
+use crate::encryption;
 use crate::error::{Fault, Phase};
 use crate::settings::{ConnectSettings, Target};
 
@@ -79,7 +81,10 @@ impl Connector {
     pub(crate) async fn connect(&self, suffix: &str) -> Result<PgConnection, Fault> {
         let making = async {
             let options = self.target.options(suffix).await?;
-            options.connect().await.map_err(|error| Fault::from_driver(&error, Phase::Connecting, self.name()))
+            match options.connect().await {
+                Ok(conn) => Ok(conn),
+                Err(error) => Err(self.refused(&error).await),
+            }
         };
         match tokio::time::timeout(self.patience, making).await {
             Ok(made) => made,
@@ -88,6 +93,15 @@ impl Connector {
                 format!("{} gave no connection in {:?}; check address, port and network", self.name(), self.patience),
             )),
         }
+    }
+
+    /// Why no connection was made. A file that could not be read is not named by the driver.
+    async fn refused(&self, error: &sqlx::Error) -> Fault {
+        let of_a_file = matches!(error, sqlx::Error::Io(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied | ErrorKind::IsADirectory));
+        if of_a_file && let Some(why) = encryption::unreadable(self.target.files()).await {
+            return Fault::said(StoreErrorKind::Unavailable, why);
+        }
+        Fault::from_driver(error, Phase::Connecting, self.name())
     }
 
     /// Changes settings of a session. Simple statements in one message.

@@ -2,13 +2,14 @@
 //!
 //! Many rows go in one statement, as arrays. What is refused by its own data never reaches the server.
 
+use std::collections::BTreeMap;
+
 use warp_domain::UnixMillis;
 use warp_store::{EnqueueVerdict, NewJob, StoreErrorKind, codec};
 
-use crate::call::{Db, Sql, get};
-use crate::clock::Clock;
+use crate::Core;
+use crate::call::{Sql, get};
 use crate::error::Fault;
-use crate::intern::Interned;
 use crate::rows::write_metadata;
 
 /// Rows of one statement, which bounds the memory of both sides. More rows make no statement faster.
@@ -16,18 +17,22 @@ const ROWS: usize = 5_000;
 /// Bytes of payload of one statement, unless the first alone is larger.
 const BYTES: usize = 8 << 20;
 
-/// Writes jobs; one verdict each, in order. More than [`ROWS`] of them are several statements in a row: a fault among
-/// those leaves the first ones written, and the same call again finds them by their ids.
+/// What became of new jobs.
+pub(crate) struct Enqueued {
+    /// One each, in order.
+    pub(crate) verdicts: Vec<EnqueueVerdict>,
+    /// Whether some of it is announced later than its commit.
+    pub(crate) unsaid: bool,
+}
+
+/// Writes jobs. More than [`ROWS`] of them are several statements in a row: a fault among those leaves the first ones
+/// written, and the same call again finds them by their ids.
 ///
-/// Locking and indexes stand with `warp.enqueue_rows`.
-pub(crate) async fn enqueue(
-    db: &Db,
-    interned: &Interned,
-    clock: Clock,
-    jobs: Vec<NewJob>,
-    now: UnixMillis,
-) -> Result<Vec<EnqueueVerdict>, Fault> {
-    let mut verdicts = Vec::with_capacity(jobs.len());
+/// Locking and indexes stand with `warp.enqueue_rows`. Its caller runs it to its end, so that what it leaves unsaid is
+/// announced.
+pub(crate) async fn enqueue(core: &Core, jobs: Vec<NewJob>, now: UnixMillis) -> Result<Enqueued, Fault> {
+    let mut enqueued = Enqueued { verdicts: Vec::with_capacity(jobs.len()), unsaid: false };
+    let verdicts = &mut enqueued.verdicts;
     let mut chunk = Chunk::default();
     for job in jobs {
         if let Err(reason) = codec::check_new_job(&job) {
@@ -35,15 +40,15 @@ pub(crate) async fn enqueue(
             continue;
         }
         if chunk.is_full(&job) {
-            std::mem::take(&mut chunk).write(db, interned, clock.tell(now), &mut verdicts).await?;
+            enqueued.unsaid |= std::mem::take(&mut chunk).write(core, core.clock.tell(now), verdicts).await?;
         }
         chunk.places.push(verdicts.len());
         verdicts.push(EnqueueVerdict::Enqueued(job.id));
         chunk.bytes += job.payload.len();
         chunk.jobs.push(job);
     }
-    chunk.write(db, interned, clock.tell(now), &mut verdicts).await?;
-    Ok(verdicts)
+    enqueued.unsaid |= chunk.write(core, core.clock.tell(now), verdicts).await?;
+    Ok(enqueued)
 }
 
 /// Jobs that go in one statement, and the places of their verdicts.
@@ -59,9 +64,11 @@ impl Chunk {
         !self.jobs.is_empty() && (self.jobs.len() >= ROWS || self.bytes + next.payload.len() > BYTES)
     }
 
-    async fn write(self, db: &Db, interned: &Interned, now: Option<i64>, verdicts: &mut [EnqueueVerdict]) -> Result<(), Fault> {
+    /// Whether something of it is announced later.
+    async fn write(self, core: &Core, now: Option<i64>, verdicts: &mut [EnqueueVerdict]) -> Result<bool, Fault> {
+        let Core { db, interned, clock: _, announcer } = core;
         if self.jobs.is_empty() {
-            return Ok(());
+            return Ok(false);
         }
         let names: Vec<_> = self.jobs.iter().map(|job| (job.contract.clone(), job.queue.clone())).collect();
         let lanes = interned.lanes(db, &names).await?;
@@ -70,7 +77,15 @@ impl Chunk {
         let mut columns = Columns::with_capacity(self.jobs.len());
         self.jobs.into_iter().for_each(|job| columns.push(job));
         let Columns { ids, payloads, metadata, trace_parents, dues, unique_keys } = columns;
-        let sql = Sql::new("SELECT warp.enqueue_rows($1, $2, $3, $4, $5, $6, $7, $8, $9)")
+        let queues = names.iter().map(|(_, queue)| queue.as_str()).collect();
+        let quiet = announcer.begin(&queues);
+        let quiet_lanes: BTreeMap<i32, &str> = lanes
+            .iter()
+            .zip(&names)
+            .filter(|(_, (_, queue))| quiet.contains(queue.as_str()))
+            .map(|(lane, (_, queue))| (*lane, queue.as_str()))
+            .collect();
+        let sql = Sql::new("SELECT e.taken, e.unsaid FROM warp.enqueue_rows($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) e")
             .arg(ids)
             .arg(lanes)
             .arg(explicits)
@@ -79,10 +94,23 @@ impl Chunk {
             .arg(trace_parents)
             .arg(dues)
             .arg(unique_keys)
-            .arg(now);
-        let row = db.row(sql).await?;
+            .arg(now)
+            .arg(quiet_lanes.keys().copied().collect::<Vec<_>>());
+        let row = match db.row(sql).await {
+            Ok(row) => row,
+            Err(fault) => {
+                // It may have been written after all.
+                announcer.owe(quiet);
+                return Err(fault);
+            }
+        };
+        let unsaid: Vec<i32> = get::<Option<_>>(&row, 1)?.unwrap_or_default();
+        let is_unsaid = !unsaid.is_empty();
+        if is_unsaid {
+            announcer.owe(unsaid.iter().filter_map(|lane| quiet_lanes.get(lane).copied()));
+        }
         // Nothing at all: every one was written.
-        let Some(taken) = get::<Option<Vec<Option<uuid::Uuid>>>>(&row, 0)? else { return Ok(()) };
+        let Some(taken) = get::<Option<Vec<Option<uuid::Uuid>>>>(&row, 0)? else { return Ok(is_unsaid) };
         if taken.len() != self.places.len() {
             return Err(Fault::said(StoreErrorKind::Internal, format!("{} verdicts for {} jobs", taken.len(), self.places.len())));
         }
@@ -91,7 +119,7 @@ impl Chunk {
                 verdicts[place] = EnqueueVerdict::Duplicate(warp_domain::JobId(other.as_u128()));
             }
         }
-        Ok(())
+        Ok(is_unsaid)
     }
 }
 

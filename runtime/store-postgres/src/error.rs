@@ -8,6 +8,8 @@ use std::fmt::Write as _;
 use sqlx::postgres::{PgDatabaseError, PgSeverity};
 use warp_store::{StoreError, StoreErrorKind};
 
+use crate::encryption;
+
 /// SQLSTATEs that the functions of the schema raise themselves.
 pub(crate) mod own {
     /// The host's registration is gone.
@@ -58,6 +60,7 @@ impl Fault {
             None => {
                 let kind = classify_driver(error, phase);
                 let text = match (kind, phase) {
+                    (StoreErrorKind::Unavailable, _) if let Some(text) = encryption::explain(error, target) => text,
                     (StoreErrorKind::OutcomeUnknown, _) => {
                         format!("the connection to {target} was lost while a statement ran ({error}); whether it took effect is unknown")
                     }
@@ -170,6 +173,9 @@ fn describe(said: &PgDatabaseError, target: &str) -> String {
             "{target} is read-only ({message}): a standby, or a primary that was demoted; name the primary, or the address that follows it"
         ),
         "3D000" => format!("{target}: {message}; create it, or name another database"),
+        "28000" if message.contains("client certificate") => format!(
+            "{target} asks for a client certificate ({message}); give one with sslcert and sslkey (`client_cert`, `client_key`), as the server's pg_hba.conf demands"
+        ),
         "28P01" | "28000" => format!("{target} refuses this login ({message}); check user, password and the server's pg_hba.conf"),
         "42501" => format!("{target}: {message}; grant it to this role, or migrate with the role that the hosts use"),
         "53100" => format!("{target} has no space left ({message}); free some, and running hosts go on by themselves"),

@@ -36,6 +36,9 @@ use crate::rows::{read_metadata, without_nul, write_metadata};
 /// Calls that one exchange makes for candidates that need keys; then it answers `more` and is called again.
 const MOST_CALLS: usize = 8;
 
+/// A claim that got so many as it asked for has found a lane that holds much more.
+const DEEP: usize = 64;
+
 /// Fences of one token. The ledger uses the first; session locks count up where a slot passes on inside a host, and draw anew
 /// before they run out. So fences grow across a change of the kind too.
 const FENCES: u64 = 256;
@@ -152,6 +155,7 @@ impl Exchange<'_> {
                     exchanged.settled[ord] = SettleVerdict::Late;
                 }
             }
+            self.note_fronts(&lanes, left, &answer.claimed);
             let stamps = answer.claimed.iter().map(|run| run.stamp).collect();
             let stamps = self.interned.stamps(self.db, &stamps).await?;
             for run in answer.claimed {
@@ -179,6 +183,21 @@ impl Exchange<'_> {
             self.call(*host, *now, &ends, &Lanes::default(), 0, &Prepared::default(), &Wanting::default()).await?;
         }
         Ok(exchanged)
+    }
+
+    /// Remembers how far a lane that holds much has been claimed, for the next claim to begin there.
+    fn note_fronts(self, lanes: &Lanes, left: usize, claimed: &[Started]) {
+        if left < DEEP || claimed.len() < left {
+            // Nobody knows of more: the next claim looks from the front.
+            if left > 0 {
+                self.interned.forget_fronts(&lanes.ids);
+            }
+        } else if let Some(last) = claimed.last()
+            && claimed.iter().all(|run| run.lane == last.lane && !run.keyed)
+        {
+            let (_, due, job) = last.order;
+            self.interned.learn_front(last.lane, (due, job));
+        }
     }
 
     /// Writes ends in ever smaller batches until those that cannot be stored stand alone.
@@ -231,7 +250,7 @@ impl Exchange<'_> {
         let Ends { ords, jobs, tokens, took, results, passed, passes, others, lines, children, verdicts: _, repeats: _ } = ends;
         let sql = Sql::new(
             "SELECT * FROM warp.exchange($1, $2, $3, $4, $5, $6, $7, $8::jsonb, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, \
-             $21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31, $32, $33, $34::jsonb, $35, $36, $37, $38, $39, $40, $41, $42, $43)",
+             $21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31, $32, $33, $34, $35, $36::jsonb, $37, $38, $39, $40, $41, $42, $43, $44, $45)",
         )
         .arg(host)
         .arg(self.clock.tell(now))
@@ -260,6 +279,8 @@ impl Exchange<'_> {
         .arg(lanes.keyed.clone())
         .arg(lanes.digests.clone())
         .arg(i32::try_from(left).unwrap_or(i32::MAX))
+        .arg(lanes.fronts.iter().map(|front| front.map(|(due, _)| due)).collect::<Vec<_>>())
+        .arg(lanes.fronts.iter().map(|front| front.map(|(_, job)| job)).collect::<Vec<_>>())
         .arg(prepared.jobs.clone())
         .arg(prepared.stamps.clone())
         .arg(prepared.keys.clone())
@@ -539,6 +560,8 @@ struct Lanes {
     stamps: Vec<i32>,
     keyed: Vec<bool>,
     digests: Vec<i32>,
+    /// Due time and job up to which claims of this host have taken everything.
+    fronts: Vec<Option<(i64, i64)>>,
     places: HashMap<i32, usize>,
 }
 
@@ -553,10 +576,11 @@ impl Lanes {
             max: claim.max as usize,
             lanes: Arc::clone(&claim.lanes),
             places: ids.iter().enumerate().map(|(place, id)| (*id, place)).collect(),
-            ids,
             keyed: plain.iter().map(|stamp| stamp.concurrency.is_some()).collect(),
             stamps: interned.stamp_ids(db, &plain).await?,
             digests: interned.digests(db, &digests).await?,
+            fronts: interned.fronts(&ids),
+            ids,
         })
     }
 

@@ -24,15 +24,21 @@ pub(crate) async fn register(db: &Db, clock: Clock, locks: LockKind, info: HostI
     Ok(HostId(i64::from(get::<i32>(&db.row(sql).await?, 0)?)))
 }
 
-/// The number of each host's last renewal, counted as they are sent: one that the network has held back must not be
-/// taken for a new one. Only of hosts that were registered here; of others the server counts.
+/// The numbers of each host's last renewal and last publication, counted as they are sent: one that the network has held
+/// back must not be taken for a new one. Only of hosts that were registered here; of others the server counts.
 #[derive(Default)]
-pub(crate) struct Renewals(Mutex<HashMap<HostId, i64>>);
+pub(crate) struct Sent(Mutex<HashMap<HostId, Numbers>>);
 
-impl Renewals {
+#[derive(Default)]
+struct Numbers {
+    renewal: i64,
+    publication: i64,
+}
+
+impl Sent {
     /// It has registered.
     pub(crate) fn begin(&self, host: HostId) {
-        self.locked().insert(host, 0);
+        self.locked().insert(host, Numbers::default());
     }
 
     /// It has left, or is going to.
@@ -41,29 +47,39 @@ impl Renewals {
     }
 
     /// The number of the renewal that is sent now.
-    fn next(&self, host: HostId) -> Option<i64> {
-        let mut numbers = self.locked();
-        let number = numbers.get_mut(&host)?;
+    fn renewal(&self, host: HostId) -> Option<i64> {
+        self.next(host, |numbers| &mut numbers.renewal)
+    }
+
+    /// The number of the publication that is sent now.
+    fn publication(&self, host: HostId) -> Option<i64> {
+        self.next(host, |numbers| &mut numbers.publication)
+    }
+
+    fn next(&self, host: HostId, which: impl FnOnce(&mut Numbers) -> &mut i64) -> Option<i64> {
+        let mut hosts = self.locked();
+        let number = which(hosts.get_mut(&host)?);
         *number += 1;
         Some(*number)
     }
 
-    fn locked(&self) -> MutexGuard<'_, HashMap<HostId, i64>> {
+    fn locked(&self) -> MutexGuard<'_, HashMap<HostId, Numbers>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// `now` is nothing where the server's clock counts.
-pub(crate) async fn serve(db: &Db, host: HostId, served: Vec<Served>, now: Option<i64>) -> Result<(), Fault> {
+pub(crate) async fn serve(db: &Db, sent: &Sent, host: HostId, served: Vec<Served>, now: Option<i64>) -> Result<(), Fault> {
     let contracts: BTreeSet<String> = served.iter().map(|served| served.declarations.contract.clone()).collect();
     let contracts: Vec<_> = contracts.into_iter().collect();
-    let sql = Sql::new("SELECT warp.serve_host($1, $2, $3)").arg(host_number(host)?).arg(contracts).arg(now);
+    let sql =
+        Sql::new("SELECT warp.serve_host($1, $2, $3, $4)").arg(host_number(host)?).arg(contracts).arg(now).arg(sent.publication(host));
     db.row(sql).await.map(drop)
 }
 
 /// Whatever else a tick cannot do, it renews: a fault of the rest is told, and the lease renewed without it.
-pub(crate) async fn renew(db: &Db, clock: Clock, renewals: &Renewals, params: &RenewParams) -> Result<Renewed, Fault> {
-    let number = renewals.next(params.host);
+pub(crate) async fn renew(db: &Db, clock: Clock, sent: &Sent, params: &RenewParams) -> Result<Renewed, Fault> {
+    let number = sent.renewal(params.host);
     match tick(db, clock, number, params, Some(params.patience)).await {
         Err(fault) if matches!(fault.kind(), StoreErrorKind::Internal | StoreErrorKind::Invalid | StoreErrorKind::Busy) => {
             tracing::warn!(error = fault.text(), "unclaimed reservations could not be returned");

@@ -7,6 +7,9 @@
 //! What must stay true: a cache may be emptied at any moment. One thing takes numbers back: a fail-over to a server that
 //! had not heard of them, which then gives them to other names. So a lost connection empties all caches.
 //!
+//! Beside the names it remembers how far a lane with a long backlog has been claimed. That is a hint, and wrong where a job
+//! has come back to the front or was committed late: so it is good for a number of claims, and the next looks at all again.
+//!
 //! What it deliberately does not do: bound the caches of lanes, policies and digests, which are as many as the
 //! operators' deployments. The cache of keys, which come from payloads, is emptied when it is full.
 
@@ -24,6 +27,9 @@ use crate::error::Fault;
 /// Keys that are remembered.
 const KEYS: usize = 100_000;
 
+/// Claims in a row that may begin where the one before them ended.
+const CLAIMS_FROM_FRONT: u32 = 64;
+
 /// A contract in a queue.
 pub(crate) type LaneName = (String, String);
 
@@ -36,6 +42,15 @@ pub(crate) struct Interned {
     declared: Mutex<HashMap<i32, Result<Arc<Declared>, String>>>,
     declared_ids: Mutex<HashMap<String, i32>>,
     keys: Mutex<HashMap<String, KeyId>>,
+    fronts: Mutex<HashMap<i32, Front>>,
+}
+
+/// How far a lane has been claimed.
+struct Front {
+    /// Due time and job.
+    at: (i64, i64),
+    /// Claims that have begun there since somebody looked at all.
+    claims: u32,
 }
 
 #[derive(Default)]
@@ -77,7 +92,8 @@ impl Interned {
     /// Another server may answer from now on.
     pub(crate) fn note(&self, fault: &Fault) {
         if matches!(fault.kind(), StoreErrorKind::Unavailable | StoreErrorKind::OutcomeUnknown) {
-            let Interned { lanes, digests, stamps, declared, declared_ids, keys } = self;
+            let Interned { lanes, digests, stamps, declared, declared_ids, keys, fronts } = self;
+            locked(fronts).clear();
             locked(lanes).clear();
             locked(digests).clear();
             *locked(stamps) = Stamps::default();
@@ -110,6 +126,32 @@ impl Interned {
             learn(&self.lanes, &mut found, names, ids);
         }
         Ok(names.iter().map(|name| found.get(name).copied().unwrap_or(0)).collect())
+    }
+
+    /// Where claims of these lanes may begin, in order; nothing where they must look at all.
+    pub(crate) fn fronts(&self, lanes: &[i32]) -> Vec<Option<(i64, i64)>> {
+        let mut fronts = locked(&self.fronts);
+        let mut front = |lane| {
+            let front = fronts.get_mut(lane)?;
+            front.claims += 1;
+            if front.claims <= CLAIMS_FROM_FRONT {
+                return Some(front.at);
+            }
+            fronts.remove(lane);
+            None
+        };
+        lanes.iter().map(&mut front).collect()
+    }
+
+    /// Everything in this lane has been claimed up to there, and there is more.
+    pub(crate) fn learn_front(&self, lane: i32, at: (i64, i64)) {
+        locked(&self.fronts).entry(lane).or_insert(Front { at, claims: 0 }).at = at;
+    }
+
+    /// Whoever claims in these lanes looks at all of them.
+    pub(crate) fn forget_fronts(&self, lanes: &[i32]) {
+        let mut fronts = locked(&self.fronts);
+        lanes.iter().for_each(|lane| drop(fronts.remove(lane)));
     }
 
     /// Numbers of digests, in order.

@@ -9,10 +9,12 @@
 //!
 //! What it deliberately does not do: render keys or read payloads in SQL.
 
+mod announce;
 mod call;
 mod clock;
 mod connect;
 mod doctor;
+mod encryption;
 mod enqueue;
 mod error;
 mod exchange;
@@ -42,15 +44,17 @@ use async_trait::async_trait;
 use warp_domain::{ClaimToken, HostId, JobHandle, JobId, RunNumber, UnixMillis};
 use warp_store::{
     AdminLimit, CancelSignal, CommandVerdict, EnqueueVerdict, ExchangeParams, Exchanged, HostInfo, HostSeen, JobDetails, JobFilter,
-    JobSummary, KeySeen, LogLine, NewJob, Overview, Pause, Polling, RenewParams, Renewed, Rescued, Result, Retention, RunOutput, Served,
-    SettleVerdict, Signals, StateVerdict, StateWrite, Store, StoreErrorKind,
+    JobSummary, KeySeen, LogLine, NewJob, Overview, Pause, Polling, QueueSeen, RenewParams, Renewed, Rescued, Result, Retention, RunOutput,
+    Served, SettleVerdict, Signals, StateVerdict, StateWrite, Store, StoreErrorKind,
 };
 
+use crate::announce::Announcer;
 use crate::call::Db;
 use crate::connect::Connector;
+use crate::enqueue::Enqueued;
 use crate::error::Fault;
 use crate::exchange::Exchange;
-use crate::hosts::Renewals;
+use crate::hosts::Sent;
 use crate::intern::Interned;
 use crate::listen::Listener;
 use crate::orphans::Orphans;
@@ -71,8 +75,8 @@ const HEARING: Polling = Polling::every(Duration::from_secs(10));
 /// The poll without them. The longest pause is what an idle host may cost; the shortest is what a busy one waits.
 const NOT_HEARING: Polling = Polling { shortest: Duration::from_millis(100), longest: Duration::from_secs(3) };
 /// Exchanges of one host that are worth having under way at once: while one waits for the disk, the server works on the
-/// other.
-const EXCHANGES: u32 = 2;
+/// others.
+const EXCHANGES: u32 = 3;
 /// How long a renewal waits for exchanges whose callers have gone, so that it sees what they claimed. Longer it must not:
 /// a lease must not lapse behind them.
 const ORPHAN_PATIENCE: Duration = Duration::from_secs(3);
@@ -105,7 +109,7 @@ impl OpenOptions {
 pub struct PostgresStore {
     core: Arc<Core>,
     listener: Listener,
-    renewals: Renewals,
+    sent: Sent,
     orphans: Orphans,
     locks: LockKind,
     hosting: bool,
@@ -120,6 +124,7 @@ struct Core {
     db: Db,
     interned: Interned,
     clock: Clock,
+    announcer: Announcer,
 }
 
 impl PostgresStore {
@@ -140,7 +145,7 @@ impl PostgresStore {
             Ok((db, locks, listener))
         };
         let (db, locks, listener) = opened.await.map_err(|fault: Fault| fault.into_error("open the database"))?;
-        let core = Arc::new(Core { db, interned: Interned::default(), clock });
+        let core = Arc::new(Core { announcer: Announcer::new(db.clone()), db, interned: Interned::default(), clock });
         let sessions = match locks {
             LockKind::Session if hosting => {
                 let tested = async {
@@ -156,7 +161,7 @@ impl PostgresStore {
             core,
             listener,
             orphans: Orphans::default(),
-            renewals: Renewals::default(),
+            sent: Sent::default(),
             locks,
             hosting,
             sessions,
@@ -202,6 +207,15 @@ impl PostgresStore {
         if self.hosting { Ok(()) } else { Err(Fault::said(StoreErrorKind::Internal, WHY).into_error(op)) }
     }
 
+    /// What a host has heard. Whatever call it was that found its registration gone, nothing of it takes a slot again (C3).
+    fn of_host<T>(&self, host: HostId, heard: Result<T>) -> Result<T> {
+        heard.inspect_err(|error| {
+            if let (StoreErrorKind::HostLost, Some(sessions)) = (error.kind(), &self.sessions) {
+                sessions.lapse(host);
+            }
+        })
+    }
+
     /// A question, or a command that makes nothing runnable.
     async fn ask<T>(&self, op: &'static str, asked: impl Future<Output = std::result::Result<T, Fault>>) -> Result<T> {
         asked.await.map_err(|fault| {
@@ -232,37 +246,56 @@ impl PostgresStore {
 impl Store for PostgresStore {
     async fn enqueue(&self, jobs: Vec<NewJob>, now: UnixMillis) -> Result<Vec<EnqueueVerdict>> {
         let core = self.core.clone();
-        // On a task of its own, so that all of a long list is written, whoever still listens.
-        let written = orphans::detached(async move { enqueue::enqueue(&core.db, &core.interned, core.clock, jobs, now).await });
-        self.tell("enqueue jobs", Some(now), written).await
+        // On a task of its own, so that all of a long list is written, and announced, whoever still listens.
+        let written = orphans::detached(async move { enqueue::enqueue(&core, jobs, now).await });
+        let Enqueued { verdicts, unsaid } = self.tell("enqueue jobs", Some(now), written).await?;
+        if unsaid {
+            // Others hear of it in a moment; whoever waits in this process need not.
+            self.listener.changes().announce();
+        }
+        Ok(verdicts)
+    }
+
+    async fn flush(&self) {
+        self.core.announcer.flush().await;
     }
 
     async fn register(&self, info: HostInfo) -> Result<HostId> {
         self.check_hosting("register a host")?;
         let now = info.now;
         let registered = hosts::register(&self.core.db, self.core.clock, self.locks, info);
-        self.tell("register a host", Some(now), registered).await.inspect(|host| self.renewals.begin(*host))
+        self.tell("register a host", Some(now), registered).await.inspect(|host| {
+            self.sent.begin(*host);
+            if let Some(sessions) = &self.sessions {
+                sessions.begin(*host);
+            }
+        })
     }
 
     async fn serve(&self, host: HostId, served: Vec<Served>) -> Result<()> {
         let latest = UnixMillis(self.latest.load(Ordering::Relaxed));
-        self.tell("publish what a host runs", None, hosts::serve(&self.core.db, host, served, self.core.clock.tell(latest))).await
+        let published = hosts::serve(&self.core.db, &self.sent, host, served, self.core.clock.tell(latest));
+        self.of_host(host, self.tell("publish what a host runs", None, published).await)
     }
 
     async fn renew(&self, params: RenewParams) -> Result<Renewed> {
         self.orphans.wait(ORPHAN_PATIENCE).await;
         let Some(sessions) = &self.sessions else {
-            return self
-                .tell("renew a lease", Some(params.now), hosts::renew(&self.core.db, self.core.clock, &self.renewals, &params))
-                .await;
+            return self.tell("renew a lease", Some(params.now), hosts::renew(&self.core.db, self.core.clock, &self.sent, &params)).await;
         };
         // Rows that wait for a slot are this host's too, and no worker knows them.
         let session = sessions.host(params.host);
         let known = params.known.clone();
-        let params = RenewParams { known: [params.known, session.unstarted().await].concat(), ..params };
-        let mut renewed =
-            self.tell("renew a lease", Some(params.now), hosts::renew(&self.core.db, self.core.clock, &self.renewals, &params)).await?;
-        session.compare(&known, &renewed.lost).await;
+        let waiting = match &session {
+            Some(session) => session.unstarted().await,
+            None => Vec::new(),
+        };
+        let params = RenewParams { known: [params.known, waiting].concat(), ..params };
+        let renewed = self.tell("renew a lease", Some(params.now), hosts::renew(&self.core.db, self.core.clock, &self.sent, &params)).await;
+        let mut renewed = self.of_host(params.host, renewed)?;
+        if let Some(session) = session {
+            session.compare(&known, &renewed.lost).await;
+        }
         renewed.lost.retain(|run| known.contains(run));
         Ok(renewed)
     }
@@ -272,7 +305,7 @@ impl Store for PostgresStore {
         if let Some(sessions) = &self.sessions {
             sessions.close(host).await;
         }
-        self.renewals.end(host);
+        self.sent.end(host);
         self.tell("deregister a host", Some(now), hosts::deregister(&self.core.db, self.core.clock, host, now)).await
     }
 
@@ -289,15 +322,16 @@ impl Store for PostgresStore {
         self.check_hosting("end and claim runs")?;
         self.latest.fetch_max(params.now.0, Ordering::Relaxed);
         let core = self.core.clone();
-        let session = self.sessions.as_ref().map(|sessions| sessions.host(params.host));
+        let host = params.host;
+        let session = self.sessions.as_ref().map(|sessions| sessions.begin(host));
         let exchanged = self.orphans.run(async move {
             if let Some(session) = session {
                 return session.exchange(params).await;
             }
-            let Core { db, interned, clock } = &*core;
+            let Core { db, interned, clock, announcer: _ } = &*core;
             Exchange { db, interned, clock: *clock, ride: None }.run(params).await
         });
-        self.tell("end and claim runs", None, exchanged).await
+        self.of_host(host, self.tell("end and claim runs", None, exchanged).await)
     }
 
     async fn append_output(&self, host: HostId, handle: JobHandle, token: ClaimToken, output: RunOutput) -> Result<SettleVerdict> {
@@ -332,7 +366,7 @@ impl Store for PostgresStore {
 
     async fn slots_lost(&self, host: HostId) -> Vec<CancelSignal> {
         match &self.sessions {
-            Some(sessions) => sessions.host(host).slots_lost().await,
+            Some(sessions) => sessions.slots_lost(host).await,
             None => std::future::pending().await,
         }
     }
@@ -417,6 +451,10 @@ impl Store for PostgresStore {
 
     async fn overview(&self) -> Result<Overview> {
         self.ask("read the overview", read::overview(&self.core.db)).await
+    }
+
+    async fn queues(&self, max: u32) -> Result<Vec<QueueSeen>> {
+        self.ask("read the queues", read::queues(&self.core.db, max)).await
     }
 
     async fn served_contracts(&self) -> Result<Vec<String>> {

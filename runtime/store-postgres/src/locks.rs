@@ -10,13 +10,15 @@
 //! What it deliberately does not do: decide anything. What is asked for, and what follows, is `domain::session`'s.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sqlx::postgres::{PgListener, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Executor as _, Row as _};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 use warp_domain::session::{Answer, Call, Grant, Lock, Reading, Reply};
 use warp_domain::{ClaimToken, KeyId};
@@ -53,7 +55,8 @@ pub(crate) enum NoAnswer {
 /// One lock session. Dropping it closes the connection after the call that is under way, and the server frees its locks.
 pub(crate) struct LockSession {
     calls: mpsc::Sender<Request>,
-    lost: watch::Receiver<bool>,
+    /// Written by the task that owns the connection, once.
+    lost: Arc<AtomicBool>,
     backend: i32,
 }
 
@@ -76,7 +79,10 @@ pub(crate) async fn check(connector: &Connector) -> Result<(), Fault> {
 
 impl LockSession {
     /// Opens a session. Dropped before it returns, it leaves nothing behind.
-    pub(crate) async fn open(connector: &Connector, schema: &str) -> Result<Self, Fault> {
+    ///
+    /// `when_lost` is called once when the session has ended, by the task that notices: nobody has to wait for somebody
+    /// who waits for a statement. It must not block.
+    pub(crate) async fn open(connector: &Connector, schema: &str, when_lost: impl FnOnce() + Send + 'static) -> Result<Self, Fault> {
         let fault = |error: sqlx::Error| Fault::from_driver(&error, Phase::Connecting, connector.name());
         let options = connector.options(SUFFIX).await?;
         // The driver notices the end of an idle connection only where it listens. Its listener wants a pool, which holds
@@ -100,7 +106,8 @@ impl LockSession {
         let backend = backend(&mut conn).await.map_err(fault)?;
         // Bounded by the one call that is out; the others wait in their host.
         let (calls, requests) = mpsc::channel(1);
-        let (tell, lost) = watch::channel(false);
+        let lost = Arc::new(AtomicBool::new(false));
+        let is_lost = Arc::clone(&lost);
         let statement = place("SELECT warp.session_call($1::jsonb)", schema);
         let name = connector.name().to_owned();
         tokio::spawn(async move {
@@ -108,8 +115,8 @@ impl LockSession {
             if let Some(why) = why {
                 tracing::warn!(database = name, backend, why = why.text(), "the lock session is gone; its runs are stopped");
             }
-            // Nobody listens where the host has gone first.
-            let _ = tell.send(true);
+            is_lost.store(true, Ordering::Release);
+            when_lost();
         });
         Ok(LockSession { calls, lost, backend })
     }
@@ -121,12 +128,7 @@ impl LockSession {
 
     /// Whether it is gone.
     pub(crate) fn is_lost(&self) -> bool {
-        *self.lost.borrow()
-    }
-
-    /// Tells when it is gone.
-    pub(crate) fn lost(&self) -> watch::Receiver<bool> {
-        self.lost.clone()
+        self.lost.load(Ordering::Acquire)
     }
 
     /// One call. Dropped, it still runs to its end, and its answer is lost: whoever does that must not go on with the

@@ -12,7 +12,7 @@ use warp_domain::policy::{Declared, Stamp};
 use warp_domain::{ClaimToken, Digest, HostId, JobHandle, JobId, RunNumber, UnixMillis};
 use warp_store::{
     AdminLimit, AuditRow, CancelSignal, HolderSeen, JobDetails, JobFilter, JobSummary, KeySeen, LogLine, MAX_LISTED, Overview, Pause,
-    Signals, StoreErrorKind, WaiterSeen, Waiting, codec,
+    QueueSeen, Signals, StoreErrorKind, WaiterSeen, Waiting, codec,
 };
 
 use crate::call::{Db, Sql, get, get_id};
@@ -342,6 +342,24 @@ fn read_pauses(row: &PgRow, at: usize) -> Result<BTreeMap<String, Pause>, Fault>
 pub(crate) async fn paused_queues(db: &Db) -> Result<BTreeMap<String, Pause>, Fault> {
     const PAUSES: &str = "SELECT json_agg(json_build_array(q.queue, q.paused_by, q.paused_at))::text FROM warp.queue_pause q";
     read_pauses(&db.row(Sql::new(PAUSES).repeatable()).await?, 0)
+}
+
+/// Queues in which something lies. Indexes and cost stand with the function.
+pub(crate) async fn queues(db: &Db, max: u32) -> Result<Vec<QueueSeen>, Fault> {
+    const QUEUES: &str = "SELECT q.queue, q.ready, q.running, q.scheduled, q.parked, q.oldest FROM warp.queues_seen($1) q";
+    let rows = db.rows(Sql::new(QUEUES).arg(i32::try_from(max).unwrap_or(i32::MAX)).repeatable()).await?;
+    rows.iter()
+        .map(|row| {
+            Ok(QueueSeen {
+                queue: get(row, 0)?,
+                ready: count(row, 1)?,
+                running: count(row, 2)?,
+                scheduled: count(row, 3)?,
+                parked: count(row, 4)?,
+                oldest_ready: get::<Option<i64>>(row, 5)?.map(UnixMillis),
+            })
+        })
+        .collect()
 }
 
 /// Contracts that a live host runs. A table of hosts × contracts, small by nature.

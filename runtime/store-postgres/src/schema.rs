@@ -9,6 +9,7 @@
 use std::fmt;
 use std::fmt::Write as _;
 use std::str::FromStr;
+use std::time::Duration;
 
 use sha2::{Digest as _, Sha256};
 use sqlx::AssertSqlSafe;
@@ -146,8 +147,9 @@ pub struct LocksSeen {
 /// Why the kind of slots cannot be changed now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LocksInUse {
-    /// Registered hosts, by name. One that was killed is among them until another host has given its jobs back.
-    pub hosts: Vec<String>,
+    /// Registered hosts, by name, and for how long each has been silent by the server's clock. One that was killed is among
+    /// them until somebody has rescued it.
+    pub hosts: Vec<(String, Duration)>,
     /// Slots that are taken or reserved.
     pub slots: u64,
 }
@@ -180,11 +182,12 @@ pub async fn set_locks(
     now: UnixMillis,
 ) -> Result<std::result::Result<(), LocksInUse>> {
     const OP: &str = "change what slots are made of";
-    let sql = Sql::new("SELECT hosts, slots FROM warp.set_locks($1, $2, $3)").arg(kind.name()).arg(by).arg(now.0);
+    let sql = Sql::new("SELECT hosts, silent, slots FROM warp.set_locks($1, $2, $3)").arg(kind.name()).arg(by).arg(now.0);
     let row = one_row(settings, sql, OP).await?;
     let answer = || {
-        let (Texts(hosts), slots) = (get(&row, 0)?, get::<i64>(&row, 1)?);
-        let in_use = LocksInUse { hosts: hosts.into_iter().flatten().collect(), slots: u64::try_from(slots).unwrap_or(0) };
+        let (Texts(hosts), silent, slots) = (get(&row, 0)?, get::<Vec<i64>>(&row, 1)?, get::<i64>(&row, 2)?);
+        let silent = silent.into_iter().map(|millis| Duration::from_millis(millis.unsigned_abs()));
+        let in_use = LocksInUse { hosts: hosts.into_iter().flatten().zip(silent).collect(), slots: u64::try_from(slots).unwrap_or(0) };
         Ok(if in_use.hosts.is_empty() && in_use.slots == 0 { Ok(()) } else { Err(in_use) })
     };
     answer().map_err(|fault: Fault| fault.into_error(OP))

@@ -10,18 +10,21 @@
 //!   before the unlock was answered;
 //! - the table belongs to whoever holds the host's state, and a statement or call about it is awaited to its end by a task
 //!   that nobody drops;
-//! - a lost session stops its runs before the next one takes anything, and that waits until every session that may have
-//!   died with it must have been noticed (A13);
+//! - a lost session stops its runs at the moment in which the loss is noticed, whatever else is under way; nothing that
+//!   held its slots by it begins after that; and the next session takes nothing until every session that may have died
+//!   with it must have been noticed (A13);
+//! - whoever has got its slots is told of with an exchange that claims, and with no other: no renewal is under way then,
+//!   so none takes a run for unknown whose answer is still on its way;
 //! - rows that are claimed and have no slot yet are this module's: a renewal knows them, a stop hands them back.
 //!
 //! What it deliberately does not do: decide who may have a slot. That is `domain::session`, and the function of the schema.
 
-use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tokio::sync::{Mutex as AsyncMutex, Notify, watch};
+use tokio::sync::{Mutex as AsyncMutex, Notify};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use warp_domain::policy::Mode;
@@ -46,7 +49,7 @@ const MOST_FAILURES: u32 = 3;
 const MOST_ROUNDS: usize = 4;
 /// How soon the keeper looks again where an exchange was under way.
 const BUSY: Duration = Duration::from_millis(20);
-/// The pause between two tries to open a session.
+/// The pause between two tries to open a session, or to write what is owed.
 const RETRY: Duration = Duration::from_millis(500);
 
 /// The hosts of this process, each with its lock session.
@@ -64,17 +67,91 @@ pub(crate) struct Host {
     connector: Connector,
     changes: Arc<Changes>,
     state: AsyncMutex<State>,
+    holders: Arc<Holders>,
+    keeper: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// Runs that hold slots and that the worker was told of. Apart from [`State`], which an exchange may hold for long, and the
+/// keeper with it: they are stopped at the moment in which their session is lost, by the task that notices.
+#[derive(Default)]
+struct Holders {
+    held: Mutex<Held>,
+    /// There is something in `lost`.
+    was_lost: Notify,
     /// The keeper should look.
     poke: Notify,
-    /// Runs that hold slots and that somebody was told of. Apart from `state`, which an exchange may hold for long: they
-    /// are stopped at the moment in which their session is lost.
-    running: Mutex<HashMap<ClaimToken, JobHandle>>,
-    /// Tells when the session is gone; for the same reason.
-    session_lost: Mutex<Option<watch::Receiver<bool>>>,
+}
+
+#[derive(Default)]
+struct Held {
+    /// The session by which they hold their slots. Nothing before the first, nor from the loss of one to the next.
+    session: Option<u64>,
+    running: HashMap<ClaimToken, JobHandle>,
     /// Runs whose slots are gone, until somebody has heard of them.
-    lost: Mutex<Vec<CancelSignal>>,
-    was_lost: Notify,
-    keeper: Mutex<Option<JoinHandle<()>>>,
+    lost: Vec<CancelSignal>,
+}
+
+impl Holders {
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A new session. What held its slots by an earlier one has been stopped.
+    fn begin(&self, session: u64) {
+        self.held().session = Some(session);
+    }
+
+    /// These are told of now; `false`, and none of them is, if their session is gone.
+    fn tell(&self, runs: impl IntoIterator<Item = (ClaimToken, JobHandle)>) -> bool {
+        let mut held = self.held();
+        if held.session.is_some() {
+            held.running.extend(runs);
+        }
+        held.session.is_some()
+    }
+
+    /// This one has ended.
+    fn remove(&self, token: ClaimToken) {
+        self.held().running.remove(&token);
+    }
+
+    /// Forgets whoever is not among these.
+    fn retain(&self, known: &HashSet<ClaimToken>) -> Vec<ClaimToken> {
+        self.held().running.extract_if(|token, _| !known.contains(token)).map(|(token, _)| token).collect()
+    }
+
+    /// Forgets all, and their session.
+    fn clear(&self) {
+        let mut held = self.held();
+        held.session = None;
+        held.running.clear();
+    }
+
+    /// A13: this session is gone, or whichever it is. Its runs are to be stopped.
+    fn lose(&self, session: Option<u64>) {
+        let mut held = self.held();
+        if session.is_some() && held.session != session {
+            // Told already, with the session itself.
+            return;
+        }
+        let Held { session, running, lost } = &mut *held;
+        *session = None;
+        lost.extend(running.drain().map(|(token, handle)| CancelSignal { handle, token }));
+        // One permit, for a listener that is between two waits.
+        self.was_lost.notify_one();
+    }
+
+    /// Completes with runs whose slots are gone. Dropped, it takes none.
+    async fn lost(&self) -> Vec<CancelSignal> {
+        loop {
+            let heard = self.was_lost.notified();
+            let lost = std::mem::take(&mut self.held().lost);
+            if !lost.is_empty() {
+                return lost;
+            }
+            heard.await;
+        }
+    }
 }
 
 /// A run that is claimed and has no slot yet.
@@ -86,12 +163,16 @@ struct Unstarted {
 struct State {
     table: Table<KeyId>,
     session: Option<LockSession>,
+    /// How many there have been.
+    sessions: u64,
     /// A new session takes nothing before this (A13b).
     not_before: Instant,
     unstarted: HashMap<ClaimToken, Unstarted>,
     /// Runs that have their slots and that nobody was told of yet.
     started: Vec<Unstarted>,
     failures: u32,
+    /// The database did not take what is owed: the keeper does not try again before this.
+    owed_not_before: Instant,
     born: Instant,
     /// The latest instant that a caller has named.
     now: UnixMillis,
@@ -103,18 +184,42 @@ impl Sessions {
         Sessions { core, connector, changes, hosts: Mutex::default() }
     }
 
-    /// The host's lock session, begun with the first call.
-    pub(crate) fn host(&self, id: HostId) -> Arc<Host> {
-        let mut hosts = self.hosts.lock().unwrap_or_else(PoisonError::into_inner);
-        hosts.entry(id).or_insert_with(|| Host::start(id, self.core.clone(), self.connector.clone(), self.changes.clone())).clone()
+    /// The host, from its registration or its first exchange here.
+    pub(crate) fn begin(&self, id: HostId) -> Arc<Host> {
+        let start = || Host::start(id, self.core.clone(), self.connector.clone(), self.changes.clone());
+        self.hosts().entry(id).or_insert_with(start).clone()
+    }
+
+    /// The host, if it is here.
+    pub(crate) fn host(&self, id: HostId) -> Option<Arc<Host>> {
+        self.hosts().get(&id).cloned()
+    }
+
+    /// C3: the registration is gone, whoever has heard of it. Its rows have been given back, and nothing of it may take a
+    /// slot again: what waited for one would hold it for nobody, for ever. The session ends with the exchange that is under
+    /// way, if one is.
+    pub(crate) fn lapse(&self, id: HostId) {
+        self.hosts().remove(&id);
     }
 
     /// Gives back everything that a host holds and ends its session; what was owed is written first.
     pub(crate) async fn close(&self, id: HostId) {
-        let host = self.hosts.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
+        let host = self.hosts().remove(&id);
         if let Some(host) = host {
             host.close().await;
         }
+    }
+
+    /// Completes with runs of a host whose slots are gone. Dropped, it takes none. Does not keep the host alive.
+    pub(crate) async fn slots_lost(&self, id: HostId) -> Vec<CancelSignal> {
+        match self.host(id).map(|host| Arc::clone(&host.holders)) {
+            Some(holders) => holders.lost().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    fn hosts(&self) -> MutexGuard<'_, HashMap<HostId, Arc<Host>>> {
+        self.hosts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -124,10 +229,12 @@ impl Host {
         let state = State {
             table: Table::new(Bounds::default()),
             session: None,
+            sessions: 0,
             not_before: now,
             unstarted: HashMap::new(),
             started: Vec::new(),
             failures: 0,
+            owed_not_before: now,
             born: now,
             now: UnixMillis(0),
             closed: false,
@@ -138,11 +245,7 @@ impl Host {
             connector,
             changes,
             state: AsyncMutex::new(state),
-            poke: Notify::new(),
-            running: Mutex::default(),
-            session_lost: Mutex::default(),
-            lost: Mutex::default(),
-            was_lost: Notify::new(),
+            holders: Arc::default(),
             keeper: Mutex::default(),
         });
         let keeper = tokio::spawn(keep(Arc::downgrade(&host)));
@@ -160,7 +263,8 @@ impl Host {
         // Where a slot came free, or may have, whoever is woken for it is claimed at once, as under the ledger.
         for _ in 1..MOST_ROUNDS {
             let Some(ClaimParams { lanes, max }) = &params.claim else { break };
-            let left = max.saturating_sub(u32::try_from(exchanged.claimed.len()).unwrap_or(u32::MAX));
+            let claimed = exchanged.claimed.len() + state.started.len();
+            let left = max.saturating_sub(u32::try_from(claimed).unwrap_or(u32::MAX));
             if left == 0 || !state.is_pressed() {
                 break;
             }
@@ -179,17 +283,37 @@ impl Host {
         if state.is_pressed() {
             self.pay(state).await;
         }
+        if params.claim.is_some() {
+            self.deliver(state, &mut exchanged);
+        } else if !state.started.is_empty() {
+            // Those who had to wait for a session, say: a claim brings them.
+            self.changes.announce();
+        }
         if state.next_look().is_some() {
-            self.poke.notify_one();
+            self.holders.poke.notify_one();
         }
         Ok(exchanged)
+    }
+
+    /// Tells of whoever has got its slots, if the session by which it did still lives. No await lies between that look and
+    /// the answer's way to the worker, who may hear of a loss first and remembers it (see [`warp_store::Store::slots_lost`]).
+    fn deliver(&self, state: &mut State, exchanged: &mut Exchanged) {
+        if state.started.is_empty() {
+            return;
+        }
+        if self.holders.tell(state.started.iter().map(|Unstarted { claimed, .. }| (claimed.token, claimed.handle))) {
+            exchanged.claimed.extend(state.started.drain(..).map(|unstarted| unstarted.claimed));
+        } else {
+            // Their slots are gone already: they ask the next session instead of beginning.
+            self.lose(state);
+        }
     }
 
     /// One statement, and what the lock session then has to do.
     async fn round(&self, state: &mut State, params: &ExchangeParams) -> Result<Exchanged, Fault> {
         let due = state.table.take_due();
         let ride = ride(state, &due);
-        let Core { db, interned, clock } = &*self.core;
+        let Core { db, interned, clock, announcer: _ } = &*self.core;
         let answer = Exchange { db, interned, clock: *clock, ride: Some(&ride) }.run(params.clone()).await;
         let Ride { owed, heard, room: _, held: _ } = ride;
         if owed.into_inner().unwrap_or_else(PoisonError::into_inner).is_some() {
@@ -202,7 +326,7 @@ impl Host {
             Err(fault) => {
                 if fault.kind() == StoreErrorKind::HostLost {
                     state.lapse();
-                    self.running().clear();
+                    self.holders.clear();
                 }
                 return Err(fault);
             }
@@ -214,9 +338,12 @@ impl Host {
         }
         let mut started = Vec::new();
         for (settle, verdict) in params.settles.iter().zip(&exchanged.settled) {
-            self.running().remove(&settle.token);
+            self.holders.remove(settle.token);
             match verdict {
                 SettleVerdict::Late => state.table.withdraw(settle.token, now),
+                // Whoever would follow inside the host is not told of here, and a host that stops never claims again: its
+                // slots go back.
+                _ if params.claim.is_none() => state.table.withdraw(settle.token, now),
                 _ => started.extend(state.table.settled(settle.token, now)),
             }
         }
@@ -226,15 +353,6 @@ impl Host {
             state.table.parked(KeyId(key));
         }
         self.drive(state).await;
-        if state.session.as_ref().is_some_and(LockSession::is_lost) {
-            // Their slots are gone already: they ask the next session instead of beginning.
-            self.lose(state);
-        }
-        let mut running = self.running();
-        for Unstarted { claimed, ask: _ } in std::mem::take(&mut state.started) {
-            running.insert(claimed.token, claimed.handle);
-            exchanged.claimed.push(claimed);
-        }
         Ok(exchanged)
     }
 
@@ -256,24 +374,10 @@ impl Host {
             }
         }
         // A grant whose caller has gone before it heard of it.
-        let known: std::collections::HashSet<_> = known.iter().map(|(_, token)| *token).collect();
-        let gone: Vec<_> = self.running().extract_if(|token, _| !known.contains(token)).collect();
-        for (token, _) in gone {
+        for token in self.holders.retain(&known.iter().map(|(_, token)| *token).collect()) {
             state.table.withdraw(token, now);
         }
-        self.poke.notify_one();
-    }
-
-    /// Completes with runs whose slots are gone. Dropped, it takes none.
-    pub(crate) async fn slots_lost(&self) -> Vec<CancelSignal> {
-        loop {
-            let heard = self.was_lost.notified();
-            let lost = std::mem::take(&mut *self.lost.lock().unwrap_or_else(PoisonError::into_inner));
-            if !lost.is_empty() {
-                return lost;
-            }
-            heard.await;
-        }
+        self.holders.poke.notify_one();
     }
 
     async fn close(&self) {
@@ -296,14 +400,20 @@ impl Host {
         if state.session.is_some() || state.closed || Instant::now() < state.not_before {
             return;
         }
-        match LockSession::open(&self.connector, self.core.db.schema()).await {
+        state.sessions += 1;
+        let (number, holders) = (state.sessions, Arc::clone(&self.holders));
+        // Before it can be lost.
+        holders.begin(number);
+        let when_lost = move || {
+            holders.lose(Some(number));
+            // What the table knows of it is the keeper's to clear, when it can have the state.
+            holders.poke.notify_one();
+        };
+        match LockSession::open(&self.connector, self.core.db.schema(), when_lost).await {
             Ok(session) => {
                 self.tell_backend(session.backend()).await;
-                *self.session_lost.lock().unwrap_or_else(PoisonError::into_inner) = Some(session.lost());
                 state.session = Some(session);
                 state.failures = 0;
-                // The keeper watches it from now on.
-                self.poke.notify_one();
             }
             Err(fault) => {
                 tracing::warn!(database = self.connector.name(), why = fault.text(), "no lock session for now; runs with keys wait");
@@ -321,42 +431,20 @@ impl Host {
         }
     }
 
-    fn running(&self) -> std::sync::MutexGuard<'_, HashMap<ClaimToken, JobHandle>> {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A13: names every run that somebody was told of, without waiting for the exchange that may be under way.
-    fn stop_running(&self) {
-        let stopped: Vec<_> = self.running().drain().map(|(token, handle)| CancelSignal { handle, token }).collect();
-        self.tell_lost(stopped);
-    }
-
-    fn tell_lost(&self, stopped: Vec<CancelSignal>) {
-        if !stopped.is_empty() {
-            self.lost.lock().unwrap_or_else(PoisonError::into_inner).extend(stopped);
-            // One permit, for a listener that is between two waits.
-            self.was_lost.notify_one();
-        }
-    }
-
     /// A13: what the table knows of the lost session.
     fn lose(&self, state: &mut State) {
         state.session = None;
-        *self.session_lost.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        // Most of the time the session itself has told already. Not where it was given up.
+        self.holders.lose(None);
         state.not_before = Instant::now() + NOTICE + STOP;
-        let stopped = state.table.lost();
-        let mut lost = Vec::new();
-        for token in stopped {
-            if let Some(handle) = self.running().remove(&token) {
-                lost.push(CancelSignal { handle, token });
-            } else if let Some(at) = state.started.iter().position(|unstarted| unstarted.claimed.token == token) {
+        for token in state.table.lost() {
+            if let Some(at) = state.started.iter().position(|unstarted| unstarted.claimed.token == token) {
                 // Nobody has begun it: it asks the next session.
                 let unstarted = state.started.swap_remove(at);
                 state.table.ask(unstarted.ask.clone());
                 state.unstarted.insert(token, unstarted);
             }
         }
-        self.tell_lost(lost);
     }
 
     /// Takes the table's calls to the lock session until it has none.
@@ -401,6 +489,7 @@ impl Host {
                 if let Err(fault) = self.core.db.row(sql.repeatable()).await {
                     tracing::warn!(why = fault.text(), "what session locks owe to the rows could not be written; it is tried again");
                     state.table.owe(due);
+                    state.owed_not_before = Instant::now() + RETRY;
                     return;
                 }
             }
@@ -410,6 +499,7 @@ impl Host {
                 if let Err(fault) = self.core.db.row(sql.repeatable()).await {
                     tracing::warn!(why = fault.text(), "keys could not be looked at; it is tried again");
                     state.table.owe(Due { looks: due.looks.clone(), ..Due::default() });
+                    state.owed_not_before = Instant::now() + RETRY;
                 }
             }
             state.written(due);
@@ -431,22 +521,18 @@ impl Host {
     }
 }
 
-/// The keeper of a host: looks when something was left for it, when a wait is over, and when the session is lost.
+/// The keeper of a host: looks when something was left for it, when a wait is over, and when the session is lost. While it
+/// waits it does not keep the host alive: with the store its sessions end.
 async fn keep(host: Weak<Host>) {
     loop {
         let Some(strong) = host.upgrade() else { return };
-        let lost = strong.session_lost.lock().unwrap_or_else(PoisonError::into_inner).clone();
         // An exchange that is under way looks itself when it ends.
         let look = match strong.state.try_lock() {
             Ok(state) => state.next_look(),
             Err(_) => Some(Instant::now() + BUSY),
         };
-        let lost = async {
-            match lost {
-                Some(mut lost) => drop(lost.wait_for(|lost| *lost).await),
-                None => std::future::pending().await,
-            }
-        };
+        let holders = Arc::clone(&strong.holders);
+        drop(strong);
         let look = async {
             match look {
                 Some(look) => tokio::time::sleep_until(look).await,
@@ -454,15 +540,19 @@ async fn keep(host: Weak<Host>) {
             }
         };
         let is_due = tokio::select! {
-            () = lost => {
-                strong.stop_running();
-                true
-            }
             () = look => true,
-            () = strong.poke.notified() => false,
+            () = holders.poke.notified() => false,
         };
-        if is_due {
+        if is_due && let Some(strong) = host.upgrade() {
             strong.tend().await;
+        }
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        if let Some(keeper) = self.keeper.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
+            keeper.abort();
         }
     }
 }
@@ -530,11 +620,12 @@ impl State {
 
     /// When the keeper has something to do, if no exchange comes first.
     fn next_look(&self) -> Option<Instant> {
-        let owed = self.table.owes().then(|| Instant::now() + RIDE);
+        let lost = self.session.as_ref().is_some_and(LockSession::is_lost).then(Instant::now);
+        let owed = self.table.owes().then(|| self.owed_not_before.max(Instant::now() + RIDE));
         let wait = self.table.next_tick().map(|tick| self.born + tick);
         let asks = self.table.asks().next().is_some() || !self.table.unlocks().is_empty();
         let session = asks.then(|| self.not_before.max(Instant::now() + RIDE));
-        owed.into_iter().chain(wait).chain(session).min()
+        lost.into_iter().chain(owed).chain(wait).chain(session).min()
     }
 }
 

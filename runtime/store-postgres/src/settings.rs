@@ -7,7 +7,7 @@
 //! takes for whatever is not given here, as every PostgreSQL program does.
 
 use std::fmt::{self, Write as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::str::FromStr as _;
 use std::time::Duration;
@@ -113,6 +113,8 @@ pub(crate) struct Target {
     options: PgConnectOptions,
     password: PasswordSource,
     application_name: String,
+    /// Files that the driver reads for each connection, and what they are.
+    files: Vec<(&'static str, PathBuf)>,
     /// The address for people: no password in it.
     pub(crate) name: String,
 }
@@ -141,9 +143,20 @@ impl Target {
             (None, Some(file)) => PasswordSource::File(file.clone()),
             (None, None) => PasswordSource::Driver,
         };
+        let files = [
+            ("the root certificate (sslrootcert, `root_cert`)", &address.ssl_root_cert),
+            ("the client's certificate (sslcert, `client_cert`)", &address.ssl_cert),
+            ("the client's key (sslkey, `client_key`)", &address.ssl_key),
+        ];
+        let files = files.into_iter().filter_map(|(what, path)| Some((what, path.clone()?))).collect();
         let options = address.into_options()?;
         let name = name_of(&options);
-        Ok(Target { options, password, application_name: settings.application_name.clone(), name })
+        Ok(Target { options, password, application_name: settings.application_name.clone(), files, name })
+    }
+
+    /// Files that the driver reads for each connection, and what they are.
+    pub(crate) fn files(&self) -> impl Iterator<Item = (&'static str, &Path)> {
+        self.files.iter().map(|(what, path)| (*what, path.as_path()))
     }
 
     /// The options for one new connection, with the password of this moment. `suffix` tells this host's kinds of

@@ -45,8 +45,8 @@ use tokio::task::JoinHandle;
 use warp_domain::{ClaimToken, HostId, JobHandle, JobId, RunNumber, UnixMillis};
 use warp_store::{
     AdminLimit, CommandVerdict, EnqueueVerdict, ExchangeParams, Exchanged, HostInfo, HostSeen, JobDetails, JobFilter, JobSummary, KeySeen,
-    LogLine, NewJob, Overview, Pause, RenewParams, Renewed, Rescued, Result, Retention, RunOutput, Served, SettleVerdict, Signals,
-    StateVerdict, StateWrite, Store,
+    LogLine, NewJob, Overview, Pause, QueueSeen, RenewParams, Renewed, Rescued, Result, Retention, RunOutput, Served, SettleVerdict,
+    Signals, StateVerdict, StateWrite, Store,
 };
 
 use crate::changes::Changes;
@@ -265,6 +265,10 @@ impl Store for SqliteStore {
 
     async fn overview(&self) -> Result<Overview> {
         self.told("read the overview", read::overview(&self.readers).await)
+    }
+
+    async fn queues(&self, max: u32) -> Result<Vec<QueueSeen>> {
+        self.told("read the queues", read::queues(&self.readers, max).await)
     }
 
     async fn served_contracts(&self) -> Result<Vec<String>> {

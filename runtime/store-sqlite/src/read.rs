@@ -9,7 +9,7 @@ use warp_domain::policy::{Concurrency, Declared, Stamp};
 use warp_domain::{Digest, HostId, JobId, KeyId, RunNumber, UnixMillis};
 use warp_store::{
     AdminLimit, AuditRow, CancelSignal, HolderSeen, HostSeen, JobDetails, JobFilter, JobSummary, KeySeen, LogLine, MAX_LISTED, Overview,
-    Pause, Signals, StoreErrorKind, WaiterSeen, Waiting, codec,
+    Pause, QueueSeen, Signals, StoreErrorKind, WaiterSeen, Waiting, codec,
 };
 
 use crate::enqueue::{read_id, read_metadata};
@@ -487,6 +487,47 @@ pub(crate) async fn overview(pool: &SqlitePool) -> Result<Overview, Fault> {
     states.retain(|_, count| *count > 0);
     overview.states = states;
     Ok(overview)
+}
+
+/// Queues in which something lies, deepest first. What is ready is counted up to a bound for each lane, by the index that claims
+/// use; what is scheduled or parked up to a bound in all, the soonest due and the first keys first, since their indexes know no
+/// lane. Runs are as many as there are workers.
+pub(crate) async fn queues(pool: &SqlitePool, max: u32) -> Result<Vec<QueueSeen>, Fault> {
+    const MOST: u32 = 10_000;
+    let mut conn = snapshot(pool).await?;
+    let rows = sqlx::query(
+        "WITH ready AS ( \
+           SELECT l.id AS lane, \
+                  (SELECT count(*) FROM (SELECT 1 FROM job_state INDEXED BY state_ready WHERE place = 1 AND lane = l.id LIMIT ?1)) + \
+                  (SELECT count(*) FROM (SELECT 1 FROM job_state INDEXED BY state_reserved WHERE place = 3 AND lane = l.id LIMIT ?1)) AS jobs, \
+                  (SELECT min(due) FROM job_state INDEXED BY state_ready WHERE place = 1 AND lane = l.id) AS first FROM lane l), \
+         seen AS ( \
+           SELECT lane, jobs AS ready, 0 AS running, 0 AS scheduled, 0 AS parked, first FROM ready WHERE jobs > 0 \
+           UNION ALL SELECT lane, 0, count(*), 0, 0, NULL FROM job_state INDEXED BY state_running WHERE place = 4 GROUP BY lane \
+           UNION ALL SELECT lane, 0, 0, count(*), 0, NULL FROM ( \
+             SELECT lane FROM job_state INDEXED BY state_scheduled WHERE place = 0 ORDER BY due LIMIT ?1) GROUP BY lane \
+           UNION ALL SELECT lane, 0, 0, 0, count(*), NULL FROM ( \
+             SELECT lane FROM job_state INDEXED BY state_parked WHERE place = 2 ORDER BY parked_on, ticket LIMIT ?1) GROUP BY lane) \
+         SELECT l.queue, sum(s.ready), sum(s.running), sum(s.scheduled), sum(s.parked), min(s.first) \
+           FROM seen s JOIN lane l ON l.id = s.lane GROUP BY l.queue \
+          ORDER BY sum(s.ready) + sum(s.running) + sum(s.scheduled) + sum(s.parked) DESC, l.queue LIMIT ?2",
+    )
+    .bind(MOST)
+    .bind(max)
+    .fetch_all(&mut *conn)
+    .await?;
+    rows.iter()
+        .map(|row| {
+            Ok(QueueSeen {
+                queue: row.try_get(0)?,
+                ready: count(row, 1)?,
+                running: count(row, 2)?,
+                scheduled: count(row, 3)?,
+                parked: count(row, 4)?,
+                oldest_ready: row.try_get::<Option<i64>, _>(5)?.map(UnixMillis),
+            })
+        })
+        .collect()
 }
 
 /// Contracts that a live host runs.

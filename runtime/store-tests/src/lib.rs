@@ -70,7 +70,7 @@ macro_rules! conformance {
         }
         $crate::conformance! { $open, operators:
             cancelling_depends_on_the_state, a_cancelled_run_does_not_come_back, requeueing_starts_afresh, deleting_removes_everything,
-            lists_filter_and_page, keys_are_listed_busiest_first, the_overview_adds_up, retention_removes_what_is_old_enough,
+            lists_filter_and_page, keys_are_listed_busiest_first, the_overview_adds_up, queues_are_told_by_their_depth, retention_removes_what_is_old_enough,
             retention_keeps_the_keys_of_the_living
         }
         $crate::conformance! { $open, pauses:

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use warp_domain::ending::{Ending, FailedReason, State};
 use warp_domain::{JobId, UnixMillis};
-use warp_store::{CommandVerdict, JobFilter, NewJob, Retention, SettleVerdict, Waiting};
+use warp_store::{CommandVerdict, JobFilter, NewJob, QueueSeen, Retention, SettleVerdict, Waiting};
 
 use crate::world::{World, done, gated, hand_back, mutex, plain, retry_at, settle};
 
@@ -182,6 +182,26 @@ pub async fn the_overview_adds_up(world: World) {
     let overview = world.store.overview().await.expect("overview");
     assert_eq!((overview.states.get(&State::Completed), overview.states.get(&State::Failed)), (None, None));
     assert_eq!((overview.counters["stats:succeeded"], overview.counters["stats:failed"]), (1, 1), "what happened has happened");
+}
+
+/// What lies in each queue, deepest first; queues in which nothing lies are not told of.
+pub async fn queues_are_told_by_their_depth(world: World) {
+    let host = world.host(&[gated("c", 1, mutex(&["k"])), plain("free")]).await;
+    let in_queue = |queue: &str, contract: &str| NewJob { queue: queue.to_owned(), ..world.job(contract, "{}") };
+    assert_eq!(world.store.queues(9).await.expect("queues"), []);
+    world.enqueue_many("c", 3).await;
+    world.claim(&host, 3).await;
+    let since = world.now();
+    world.enqueue(vec![in_queue("night", "free")]).await;
+    world.pass(Duration::from_secs(7));
+    world.enqueue(vec![in_queue("night", "other"), NewJob { due: Some(world.in_seconds(99)), ..in_queue("night", "free") }]).await;
+    world.enqueue(vec![NewJob { due: Some(world.in_seconds(99)), ..world.job("c", "{}") }]).await;
+    let ended = world.enqueue(vec![in_queue("over", "free")]).await;
+    world.cancel(ended[0], CommandVerdict::Done).await;
+    let first = QueueSeen { queue: "default".to_owned(), ready: 0, running: 1, scheduled: 1, parked: 2, oldest_ready: None };
+    let second = QueueSeen { queue: "night".to_owned(), ready: 2, running: 0, scheduled: 1, parked: 0, oldest_ready: Some(since) };
+    assert_eq!(world.store.queues(9).await.expect("queues"), [first.clone(), second]);
+    assert_eq!(world.store.queues(1).await.expect("queues"), [first]);
 }
 
 /// Retention: each ended state by its own age, at most so many at a time, and nothing that lives.

@@ -369,7 +369,7 @@ pub struct ExchangeParams {
 pub struct Exchanged {
     /// One verdict for each settle, in order.
     pub settled: Vec<SettleVerdict>,
-    /// What the host now runs.
+    /// What the host now runs. Nothing where no claim was asked for.
     pub claimed: Vec<Claimed>,
     /// Whether another claim would find more at once. Lanes that are paused have none.
     pub more: bool,
@@ -665,6 +665,23 @@ pub struct Overview {
     pub paused_queues: BTreeMap<String, Pause>,
 }
 
+/// What lies in one queue. Figures are counted up to a bound, for each contract or in all; see [`Store::queues`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QueueSeen {
+    /// The queue.
+    pub queue: String,
+    /// Jobs that could run now, those with a reserved slot among them.
+    pub ready: u64,
+    /// Jobs that run.
+    pub running: u64,
+    /// Jobs that are due later.
+    pub scheduled: u64,
+    /// Jobs that wait for a key.
+    pub parked: u64,
+    /// Since when the first of the ready ones could run, reserved ones aside; `None` if there is none.
+    pub oldest_ready: Option<UnixMillis>,
+}
+
 /// A store of jobs.
 ///
 /// Every future may be dropped at any await: a command that has been taken by the driver runs to its end.
@@ -672,6 +689,10 @@ pub struct Overview {
 pub trait Store: Send + Sync + 'static {
     /// Writes jobs; one verdict each, in order. One bad job refuses only itself.
     async fn enqueue(&self, jobs: Vec<NewJob>, now: UnixMillis) -> Result<Vec<EnqueueVerdict>>;
+    /// Completes when other processes have been told of all that this one has enqueued. In a burst that may be some
+    /// milliseconds after the answer; a program that is about to end calls this, or idle hosts find the last of it by
+    /// polling.
+    async fn flush(&self) {}
 
     /// Registers a host.
     async fn register(&self, info: HostInfo) -> Result<HostId>;
@@ -705,7 +726,8 @@ pub trait Store: Send + Sync + 'static {
     /// process or another. It may complete without cause, and a poll is still needed as the safety net.
     async fn changed(&self);
     /// Completes with runs of this host whose slots are gone although it lives: others may be given them at any moment.
-    /// They are to be stopped by force and handed back. Never completes where slots outlive a connection.
+    /// They are to be stopped by force and handed back. It may name runs of a claim whose answer is still on its way:
+    /// those must not begin. Never completes where slots outlive a connection.
     async fn slots_lost(&self, _host: HostId) -> Vec<CancelSignal> {
         std::future::pending().await
     }
@@ -761,6 +783,9 @@ pub trait Store: Send + Sync + 'static {
     async fn resume_host(&self, host: HostId, now: UnixMillis) -> Result<bool>;
     /// States and counters.
     async fn overview(&self) -> Result<Overview>;
+    /// Queues in which something lies now, deepest first, at most `max`. No figure costs more than a bounded look at an
+    /// index: what is more than some ten thousand is told as that.
+    async fn queues(&self, max: u32) -> Result<Vec<QueueSeen>>;
     /// Contracts that a live host runs.
     async fn served_contracts(&self) -> Result<Vec<String>>;
 }

@@ -51,7 +51,9 @@ mod make {
 
     use std::io::Write;
 
-    use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose};
+    use rcgen::{
+        BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, date_time_ymd,
+    };
 
     use super::Tls;
     use crate::Error;
@@ -59,11 +61,16 @@ mod make {
     impl Tls {
         /// Makes all of it. The client's certificate is for this user of the database.
         pub fn new(client: &str) -> Result<Self, Error> {
-            make(client).map_err(|error| Error::new("make certificates", error))
+            make(client, &["localhost", "127.0.0.1"], false).map_err(|error| Error::new("make certificates", error))
+        }
+
+        /// The same, but the server's certificate is for these hosts, or is out of date.
+        pub fn with_server(client: &str, hosts: &[&str], expired: bool) -> Result<Self, Error> {
+            make(client, hosts, expired).map_err(|error| Error::new("make certificates", error))
         }
     }
 
-    fn make(client: &str) -> Result<Tls, Box<dyn std::error::Error>> {
+    fn make(client: &str, hosts: &[&str], expired: bool) -> Result<Tls, Box<dyn std::error::Error>> {
         let directory = tempfile::Builder::new().prefix("warp-test-tls-").tempdir()?;
         let tls = Tls { directory: Arc::new(directory) };
 
@@ -74,7 +81,11 @@ mod make {
         write(&tls.root(), &params.self_signed(&key)?.pem())?;
         let authority = Issuer::new(params, key);
 
-        let server = (named("localhost", &["localhost", "127.0.0.1"])?, ExtendedKeyUsagePurpose::ServerAuth);
+        let mut server = named("localhost", hosts)?;
+        if expired {
+            (server.not_before, server.not_after) = (date_time_ymd(2001, 1, 1), date_time_ymd(2002, 1, 1));
+        }
+        let server = (server, ExtendedKeyUsagePurpose::ServerAuth);
         let client = (named(client, &[])?, ExtendedKeyUsagePurpose::ClientAuth);
         for ((mut params, usage), certificate, key_file) in
             [(server, tls.server_certificate(), tls.server_key()), (client, tls.client_certificate(), tls.client_key())]

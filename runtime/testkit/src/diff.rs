@@ -542,6 +542,8 @@ impl Pair<'_> {
             (states, overview.parked, counters.collect::<BTreeMap<_, _>>(), overview.paused_queues)
         };
         same("overview", (told(left?), told(right?)))?;
+        let (left, right) = both!(self, |store, _side| store.queues(100));
+        same("queues", (left?, right?))?;
         same("state", both!(self, |store, _side| store.state_get("s", "n")))??;
         for &id in &self.ids {
             let (left, right) = both!(self, |store, _side| store.job(id, now));

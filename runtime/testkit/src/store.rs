@@ -16,8 +16,8 @@ use warp_domain::ending::State;
 use warp_domain::{ClaimToken, HostId, JobHandle, JobId, KeyId, RunNumber, UnixMillis};
 use warp_store::{
     AdminLimit, CommandVerdict, EnqueueVerdict, ExchangeParams, Exchanged, HolderSeen, HostInfo, HostSeen, JobDetails, JobFilter,
-    JobSummary, KeySeen, LogLine, MAX_LISTED, NewJob, Overview, Pause, RenewParams, Renewed, Rescued, Result, Retention, RunOutput, Served,
-    SettleVerdict, Signals, StateVerdict, StateWrite, Store, WaiterSeen, Waiting,
+    JobSummary, KeySeen, LogLine, MAX_LISTED, NewJob, Overview, Pause, QueueSeen, RenewParams, Renewed, Rescued, Result, Retention,
+    RunOutput, Served, SettleVerdict, Signals, StateVerdict, StateWrite, Store, WaiterSeen, Waiting,
 };
 
 use crate::model::{Compared, Model, Place, Row};
@@ -271,6 +271,33 @@ impl Store for ModelStore {
             model.rows.values().for_each(|row| *states.entry(row.place.state()).or_default() += 1);
             let parked = model.rows.values().filter(|row| row.place == Place::Parked).count() as u64;
             Overview { states, parked, counters: model.counters.clone(), paused_queues: model.paused_queues.clone() }
+        }))
+    }
+
+    async fn queues(&self, max: u32) -> Result<Vec<QueueSeen>> {
+        Ok(self.look(|model| {
+            let mut queues: BTreeMap<String, QueueSeen> = BTreeMap::new();
+            for row in model.rows.values() {
+                let empty =
+                    || QueueSeen { queue: row.job.queue.clone(), ready: 0, running: 0, scheduled: 0, parked: 0, oldest_ready: None };
+                let seen = queues.entry(row.job.queue.clone()).or_insert_with(empty);
+                match row.place {
+                    Place::Ready => {
+                        seen.ready += 1;
+                        seen.oldest_ready = Some(seen.oldest_ready.map_or(row.due, |oldest| oldest.min(row.due)));
+                    }
+                    Place::Reserved => seen.ready += 1,
+                    Place::Running => seen.running += 1,
+                    Place::Scheduled => seen.scheduled += 1,
+                    Place::Parked => seen.parked += 1,
+                    _ => {}
+                }
+            }
+            let depth = |seen: &QueueSeen| seen.ready + seen.running + seen.scheduled + seen.parked;
+            let mut queues: Vec<_> = queues.into_values().filter(|seen| depth(seen) > 0).collect();
+            queues.sort_by_key(|seen| std::cmp::Reverse(depth(seen)));
+            queues.truncate(max as usize);
+            queues
         }))
     }
 

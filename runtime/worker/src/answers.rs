@@ -14,7 +14,7 @@ use warp_store::{
 };
 
 use crate::calls::join_output;
-use crate::control::{Control, Event, Handlers, NO_SLOT, PRUNE_BATCH, Standing, guarded};
+use crate::control::{Control, Event, Handlers, NO_SLOT, PRUNE_BATCH, SLOTS_LOST, Standing, guarded};
 use crate::exchanges::{Asked, Batch, trouble_delay};
 
 /// How soon a renewal or a publication that failed is tried again.
@@ -93,14 +93,19 @@ impl Control {
         }
     }
 
-    /// Others may be given these slots at any moment: whoever holds them stops by force and is given back, uncharged.
+    /// Others may be given these slots at any moment: whoever holds them stops by force and is given back, uncharged. The
+    /// answer of the claim that took them may come after this.
     fn on_slots_lost(&mut self, runs: &[CancelSignal]) {
         tracing::error!(runs = runs.len(), "slots were lost with their connection; stopping the runs that held them");
         let tokens: HashSet<ClaimToken> = runs.iter().map(|run| run.token).collect();
-        self.hand_back_queued("its slots were lost", |run| tokens.contains(&run.claimed.token));
-        for run in tokens.iter().filter_map(|token| self.runs.get(token)) {
-            run.stop.stop(StopReason::HandBack);
+        for token in &tokens {
+            match self.runs.get(token) {
+                Some(run) => run.stop.stop(StopReason::HandBack),
+                None if self.exchanges.is_claiming() => _ = self.lost_early.insert(*token),
+                None => {}
+            }
         }
+        self.hand_back_queued(SLOTS_LOST, |run| tokens.contains(&run.claimed.token));
     }
 
     /// Something is reserved now; unless it is claimed, it goes back after the patience (B7).
@@ -224,6 +229,10 @@ impl Control {
             let lost: Vec<_> = runs.map(|run| CancelSignal { handle: run.claimed.handle, token: run.claimed.token }).collect();
             self.on_slots_lost(&lost);
         }
+        if !self.exchanges.is_claiming() {
+            // Of those that were on their way, none is any more.
+            self.lost_early.clear();
+        }
     }
 
     fn on_renewed(&mut self, sent: Duration, result: Result<Renewed, StoreError>) {
@@ -279,7 +288,7 @@ impl Control {
     }
 
     fn on_hosts(&mut self, hosts: &[HostSeen]) {
-        let dead = self.watch.observe(hosts, self.host, self.surroundings.boot(), self.config.lease);
+        let dead = self.watch.observe(hosts, Some(self.host), self.surroundings.boot(), self.config.lease);
         for (host, renewals) in dead {
             let (store, bound) = (Arc::clone(&self.store), self.config.call_bound);
             let (max_deaths, now) = (self.config.max_host_deaths, self.surroundings.now());

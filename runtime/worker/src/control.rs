@@ -147,6 +147,8 @@ pub(crate) struct Control {
     pub(crate) look: Duration,
 
     pub(crate) exchanges: Exchanges,
+    /// Runs that lost their slots before the answer of the claim that took them has come: they must not begin.
+    pub(crate) lost_early: HashSet<ClaimToken>,
     /// Runs whose output is on its way to the store.
     pub(crate) appending: HashSet<ClaimToken>,
     /// Ends that wait for that output.
@@ -220,6 +222,7 @@ impl Control {
             cancelling: HashMap::new(),
             look: boot,
             exchanges: Exchanges::new(exchanges),
+            lost_early: HashSet::new(),
             appending: HashSet::new(),
             held: HashMap::new(),
             reconcile: false,
@@ -427,6 +430,10 @@ impl Control {
             if !may_begin {
                 let settle = hand_back(&run, "claimed while the host was stopping or its lease lapsed");
                 self.give_back(settle, run.claimed.keyed);
+                continue;
+            }
+            if self.lost_early.remove(&run.claimed.token) {
+                self.give_back(hand_back(&run, SLOTS_LOST), run.claimed.keyed);
                 continue;
             }
             if let Some(timeout) = run.timeout {
@@ -733,7 +740,8 @@ impl Control {
         let starving = hopeful.iter().copied().find(|group| self.groups[*group].is_starving(self.room(*group), self.lines.waiting(*group)));
         let group = starving.or(hopeful.first().copied()).or_else(|| self.exchanges.claims_along().filter(with_room))?;
         self.turn = (group + 1) % count;
-        let max = self.room(group);
+        let share = u32::try_from(self.exchanges.share()).unwrap_or(u32::MAX);
+        let max = self.room(group).min(share);
         // What idle workers need is not asked for as waiters, who keep none busy. Twice as many as there are workers may wait in
         // any case: where a slot passes from run to run the pace of ends says too little about the next.
         let waiting = self.lines.waiting(group);
@@ -890,6 +898,9 @@ impl Drop for Control {
         self.others.iter().for_each(AbortHandle::abort);
     }
 }
+
+/// Why a run is given back whose slots were lost before it began.
+pub(crate) const SLOTS_LOST: &str = "its slots were lost";
 
 fn unknown_lane(claimed: &Claimed) -> Settle {
     let ending = Ending::HandBack { message: "claimed by a host that does not run it".to_owned() };

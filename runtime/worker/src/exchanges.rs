@@ -20,9 +20,11 @@ use std::time::Duration;
 use warp_domain::{ClaimToken, JobHandle};
 use warp_store::{Lane, Pass, Settle, WaitersWanted};
 
-/// So many ends are worth a statement of their own while others are under way.
+/// So many ends are worth a statement of their own while others are under way. Where several exchanges may be under way, none
+/// carries or asks for more: runs that end together are divided among them, else one would do all the work and the
+/// others wait.
 pub(crate) const FULL: usize = 256;
-/// At most so many ends in one exchange: bounds the transaction, so that others get their turn.
+/// At most so many ends where one exchange at a time is all: bounds the transaction, so that others get their turn.
 const MOST_ENDS: usize = 1024;
 /// At most so many ends of runs without a key go with those of keyed runs, if more than one exchange may be under way.
 const WITH_KEYED: usize = 64;
@@ -179,6 +181,11 @@ impl Exchanges {
         self.trouble > 0
     }
 
+    /// The most that one exchange carries, or asks for.
+    pub(crate) fn share(&self) -> usize {
+        if self.most > 1 && !self.in_trouble() { FULL } else { MOST_ENDS }
+    }
+
     /// Every run whose end has not been answered.
     pub(crate) fn known(&self) -> impl Iterator<Item = (JobHandle, ClaimToken)> {
         let behind = self.behind.values().flatten();
@@ -247,18 +254,19 @@ impl Exchanges {
     fn next_batch(&mut self, ran: &mut Vec<(usize, u32, Duration)>) -> Batch {
         let frees = !self.keyed.is_empty() || self.freeing > 0;
         // So many that they are worth two exchanges: those of every second slot, so that the others can go beside them.
+        let share = self.share();
         let mut beside_these = VecDeque::new();
-        if self.chained.len() > FULL && self.most > 1 && !self.in_trouble() {
+        if self.chained.len() > share / 2 && self.most > 1 && !self.in_trouble() {
             let parity = |end: &End| end.chain.map(|chain| chain.0 & 1);
             let first = self.chained.front().and_then(parity);
             let (these, others) = std::mem::take(&mut self.chained).into_iter().partition(|end| parity(end) == first);
             (self.chained, beside_these) = (these, others);
         }
         // A prefix of them: whoever's slot came from another goes with that one or later.
-        let chained = self.chained.len().min(MOST_ENDS);
-        let keyed = self.keyed.len().min(MOST_ENDS - chained);
-        let beside = if frees && self.most > 1 && !self.in_trouble() { WITH_KEYED } else { MOST_ENDS };
-        let plain = self.plain.len().min(beside).min(MOST_ENDS - chained - keyed);
+        let chained = self.chained.len().min(share);
+        let keyed = self.keyed.len().min(share - chained);
+        let beside = if frees && self.most > 1 && !self.in_trouble() { WITH_KEYED } else { share };
+        let plain = self.plain.len().min(beside).min(share - chained - keyed);
         let (mut passes, mut chains) = (Vec::new(), Vec::new());
         let ends = self.chained.drain(..chained).chain(self.keyed.drain(..keyed)).chain(self.plain.drain(..plain));
         let settles = ends.map(|End { settle, ran_in, chain, pass, .. }| {
@@ -399,6 +407,15 @@ mod tests {
         assert_eq!(tokens(&settles), [3, 2]);
         exchanges.add(end(4, true));
         assert_eq!(exchanges.when(&keyed_runs), None, "no more than two");
+    }
+
+    #[test]
+    fn what_ends_together_is_divided_among_exchanges() {
+        let ends = || (0..600).map(|token| end(token, false));
+        let mut exchanges = with(3, ends());
+        let sent = [(); 3].map(|()| exchanges.send(ms(100), None).1.settles.len());
+        assert_eq!(sent, [FULL, FULL, 600 - 2 * FULL]);
+        assert_eq!(with(1, ends()).send(ms(100), None).1.settles.len(), 600, "where there is one, all go");
     }
 
     #[test]

@@ -57,6 +57,19 @@ pub struct Stopped {
     pub deregistered: bool,
 }
 
+/// Whether work that is sent to a host's queues may reach this host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Condition {
+    /// Registered, and its lease is good.
+    Good,
+    /// It was told to stop and claims nothing any more, whatever else is true.
+    Stopping,
+    /// It was not able to renew its lease in time: it gives back what it runs, and claims nothing until it has renewed.
+    Lapsed,
+    /// No registration: not yet, or not any more, because it was taken for dead. It registers as soon as it can.
+    Unregistered,
+}
+
 #[derive(Default)]
 pub(crate) struct Counters {
     pub(crate) exchanges: AtomicU64,
@@ -113,6 +126,7 @@ pub struct Host {
 pub struct Numbers {
     counters: Arc<Counters>,
     lease: Arc<Lease>,
+    stop: watch::Receiver<StopLevel>,
 }
 
 impl Numbers {
@@ -147,6 +161,20 @@ impl Numbers {
     pub fn lease_is_good(&self) -> bool {
         self.lease.is_good()
     }
+
+    /// What the host is doing. That it is stopping is known from the moment it is told to, before it has noticed.
+    #[must_use]
+    pub fn condition(&self) -> Condition {
+        if *self.stop.borrow() != StopLevel::Run {
+            Condition::Stopping
+        } else if self.lease.is_good() {
+            Condition::Good
+        } else if self.lease.stop_at().is_zero() {
+            Condition::Unregistered
+        } else {
+            Condition::Lapsed
+        }
+    }
 }
 
 impl Host {
@@ -166,7 +194,7 @@ impl Host {
     /// Access to the host's numbers while it runs.
     #[must_use]
     pub fn numbers(&self) -> Numbers {
-        Numbers { counters: Arc::clone(&self.counters), lease: Arc::clone(&self.lease) }
+        Numbers { counters: Arc::clone(&self.counters), lease: Arc::clone(&self.lease), stop: self.stop.clone() }
     }
 
     /// Runs until told to stop.

@@ -29,5 +29,6 @@ mod run;
 mod surroundings;
 
 pub use config::{HostConfig, RunCaps, WorkerGroup};
-pub use host::{Catalog, Host, HostReport, Numbers, Offer, StopLevel, Stopped};
+pub use host::{Catalog, Condition, Host, HostReport, Numbers, Offer, StopLevel, Stopped};
+pub use rescue::Watch;
 pub use surroundings::Surroundings;

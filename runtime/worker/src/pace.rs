@@ -19,6 +19,8 @@ pub(crate) struct Pace {
     run_seconds: f64,
     /// When the last exchange was answered.
     last: Option<Duration>,
+    /// How many have been, as far as that matters.
+    seen: u32,
 }
 
 /// Weight of a new observation. Small enough to ride out one slow flush, large enough to follow a change of
@@ -34,11 +36,14 @@ impl Pace {
     pub(crate) fn observe(&mut self, ended: u32, ran: Duration, took: Duration, boot: Duration) {
         let between = self.last.map_or(took, |last| boot.saturating_sub(last)).as_secs_f64().min(LONGEST_PAUSE);
         self.last = Some(boot);
-        self.ended += WEIGHT * (f64::from(ended) - self.ended);
-        self.between_seconds += WEIGHT * (between - self.between_seconds);
-        self.exchange_seconds += WEIGHT * (took.as_secs_f64() - self.exchange_seconds);
+        // The first few count as much as they are: an average that starts at nothing would be believed for ten exchanges.
+        self.seen = self.seen.saturating_add(1);
+        let weight = WEIGHT.max(1.0 / f64::from(self.seen));
+        self.ended += weight * (f64::from(ended) - self.ended);
+        self.between_seconds += weight * (between - self.between_seconds);
+        self.exchange_seconds += weight * (took.as_secs_f64() - self.exchange_seconds);
         if ended > 0 {
-            self.run_seconds += WEIGHT * (ran.as_secs_f64() / f64::from(ended) - self.run_seconds);
+            self.run_seconds += weight * (ran.as_secs_f64() / f64::from(ended) - self.run_seconds);
         }
     }
 
@@ -79,7 +84,7 @@ mod tests {
     #[test]
     fn fast_jobs_are_prefetched_and_slow_ones_are_not() {
         let (ms, us) = (Duration::from_millis, Duration::from_micros);
-        assert_eq!(settled(250, us(20), ms(10), ms(10)), 499, "25,000 a second, 10 ms to settle: two exchanges' worth");
+        assert_eq!(settled(250, us(20), ms(10), ms(10)), 500, "25,000 a second, 10 ms to settle: two exchanges' worth");
         assert_eq!(settled(16, ms(1000), ms(3), ms(1000)), 0, "16 runs of a second: none");
         assert_eq!(settled(100_000, us(1), ms(100), ms(100)), 1024, "the limit holds");
         assert_eq!(settled(16, ms(1000), ms(3), ms(3)), 0, "runs of a second that end together: none");
@@ -103,6 +108,14 @@ mod tests {
         let prefetched = pace.prefetch(16, 1024, Duration::ZERO);
         assert!((2..=8).contains(&prefetched), "600 a second, 3 ms to settle: a few, not {prefetched}");
         assert!(!pace.is_brisk(16, ms(5)));
+    }
+
+    #[test]
+    fn the_first_exchanges_are_believed() {
+        let mut pace = Pace::default();
+        (1..=3)
+            .for_each(|at| pace.observe(250, Duration::from_micros(20) * 250, Duration::from_millis(10), Duration::from_millis(10) * at));
+        assert_eq!(pace.prefetch(16, 1024, Duration::ZERO), 500, "as after a hundred of them");
     }
 
     #[test]

@@ -10,18 +10,19 @@ use std::time::Duration;
 use warp_domain::HostId;
 use warp_store::HostSeen;
 
-/// What was seen of the others.
+/// What was seen of the others. A host watches for itself; a command does where no host may be left to do it.
 #[derive(Debug, Default)]
-pub(crate) struct Watch {
+pub struct Watch {
     seen: HashMap<HostId, (i64, Duration)>,
 }
 
 impl Watch {
-    /// Takes note of `hosts` at `boot` and answers those to be rescued, with the counter that proves it.
-    pub(crate) fn observe(&mut self, hosts: &[HostSeen], me: HostId, boot: Duration, lease: Duration) -> Vec<(HostId, i64)> {
+    /// Takes note of `hosts` at `boot`, an instant of the boot-time clock, and answers those to be rescued, with the
+    /// counter that proves it. `me` is whoever watches, if it is a host.
+    pub fn observe(&mut self, hosts: &[HostSeen], me: Option<HostId>, boot: Duration, lease: Duration) -> Vec<(HostId, i64)> {
         self.seen.retain(|id, _| hosts.iter().any(|host| host.host == *id));
         let mut dead = Vec::new();
-        for host in hosts.iter().filter(|host| host.host != me) {
+        for host in hosts.iter().filter(|host| Some(host.host) != me) {
             let entry = self.seen.entry(host.host).or_insert((host.renewals, boot));
             if host.gone {
                 dead.push((host.host, host.renewals));
@@ -56,7 +57,7 @@ mod tests {
 
     #[test]
     fn only_a_counter_that_stood_still_for_a_lease_is_rescued() {
-        let (me, lease, s) = (HostId(1), Duration::from_secs(15), Duration::from_secs);
+        let (me, lease, s) = (Some(HostId(1)), Duration::from_secs(15), Duration::from_secs);
         let mut watch = Watch::default();
         // Its wall clock is a year behind: no reason to rescue it.
         assert_eq!(watch.observe(&[host(1, 0, 0), host(2, 7, -31_536_000_000)], me, s(100), lease), []);

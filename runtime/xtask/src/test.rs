@@ -1,8 +1,10 @@
 //! `cargo xtask test`: every test that a change can break, on a machine that has only rustup and a C compiler.
 //!
 //! Brings PostgreSQL and PgBouncer with it (`servers.rs`). Prints the runner's output as it comes and ends with what was
-//! not tested, what is broken, and one line that counts all of it.
+//! not tested, which tests failed and why, what is broken, and one line that counts all of it: whoever has kept nothing but
+//! the end knows where to look.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
@@ -29,12 +31,33 @@ struct Tally {
     ignored: u64,
     /// Tests that did not run, each with the reason that its source gives.
     not_run: Vec<String>,
+    /// Tests that failed.
+    failures: Vec<String>,
+    /// Where each thread panicked first, and with what.
+    panics: BTreeMap<String, String>,
+    /// The line that follows is the message of this thread's panic.
+    panicking: Option<String>,
 }
 
 impl Tally {
-    /// Takes the counts out of a line such as `test result: ok. 3 passed; 0 failed; 1 ignored; …`, and out of `test name ... ignored,
-    /// why` what did not run.
+    /// Takes the counts out of a line such as `test result: ok. 3 passed; 0 failed; 1 ignored; …`, out of `test name ... ignored,
+    /// why` what did not run, out of `test name ... FAILED` what failed, and out of `thread 'name' (7) panicked at place:`, and
+    /// the line after it, why. A test's own thread has its name.
     fn add(&mut self, line: &str) {
+        if let Some(message) = self.panicking.take().and_then(|thread| self.panics.get_mut(&thread)) {
+            message.push(' ');
+            message.push_str(line);
+        }
+        if let Some((thread, place)) = line.strip_prefix("thread '").and_then(|rest| rest.split_once("' ")) {
+            let place = place.split_once("panicked at ").map(|(_, place)| place);
+            if let (Some(place), false) = (place, self.panics.contains_key(thread)) {
+                self.panics.insert(thread.to_owned(), place.to_owned());
+                self.panicking = Some(thread.to_owned());
+            }
+        }
+        if let Some(name) = line.strip_prefix("test ").and_then(|rest| rest.strip_suffix(" ... FAILED")) {
+            self.failures.push(name.to_owned());
+        }
         if let Some((name, why)) = line.strip_prefix("test ").and_then(|rest| rest.split_once(" ... ignored")) {
             let why = why.strip_prefix(", ").unwrap_or("no reason given");
             self.not_run.push(format!("{name} ({why})"));
@@ -117,6 +140,9 @@ pub fn run(root: &Path, args: &Args) -> Result<ExitCode> {
     for what in &tally.not_run {
         println!("not run: {what}");
     }
+    for name in &tally.failures {
+        println!("failed: {name}: {}", tally.panics.get(name).map_or("see above", String::as_str));
+    }
     for what in &broken {
         println!("broken: {what}");
     }
@@ -141,6 +167,25 @@ mod tests {
         tally.add("test long::one ... ignored, minutes; `cargo xtask soak` runs it");
         tally.add("test bare ... ignored");
         let not_run = vec!["long::one (minutes; `cargo xtask soak` runs it)".to_owned(), "bare (no reason given)".to_owned()];
-        assert_eq!(tally, Tally { passed: 5, failed: 1, ignored: 1, not_run });
+        assert_eq!(tally, Tally { passed: 5, failed: 1, ignored: 1, not_run, ..Tally::default() });
+    }
+
+    #[test]
+    fn a_failure_is_told_with_its_reason() {
+        let mut tally = Tally::default();
+        for line in [
+            "test one::good ... ok",
+            "test one::bad ... FAILED",
+            "---- one::bad stdout ----",
+            "thread 'one::bad' (712) panicked at src/one.rs:3:5:",
+            "two of a key ran at once",
+            "note: run with `RUST_BACKTRACE=1`",
+            "thread 'one::bad' (712) panicked at src/one.rs:9:1:",
+            "while it panicked",
+        ] {
+            tally.add(line);
+        }
+        assert_eq!(tally.failures, ["one::bad"]);
+        assert_eq!(tally.panics["one::bad"], "src/one.rs:3:5: two of a key ran at once");
     }
 }

@@ -34,8 +34,8 @@ const SETTINGS: &[&str] = &[
     "autovacuum",
     "pg_stat_statements.track",
 ];
-/// The bytes of a page, for an estimate of what images of pages take.
-const PAGE_BYTES: f64 = 8192.0;
+/// The bytes of a page: an image of one takes no more.
+const PAGE_BYTES: u64 = 8192;
 
 /// Asks the server about one of its databases.
 pub struct Meter {
@@ -72,7 +72,9 @@ pub struct Cost {
     pub nested: u64,
     pub statements_from: &'static str,
     pub wal_bytes: u64,
-    pub wal_page_image_bytes: f64,
+    /// What images of pages take of it, if that can be told.
+    pub wal_page_image_bytes: Option<u64>,
+    /// From where that is known, or why it is not.
     pub page_images_from: &'static str,
 }
 
@@ -145,11 +147,8 @@ impl Meter {
         let sql = format!("SELECT pg_wal_lsn_diff('{}', '{}')::bigint", to.wal, from.wal);
         let wal_bytes = number(&one(self.own.ask(&sql).await?)?, 0)?;
         let (wal_page_image_bytes, page_images_from) = match self.inspect_wal(from, to).await {
-            Some(bytes) => (bytes, "pg_walinspect"),
-            None => {
-                let images = last.page_images.saturating_sub(from.page_images) as f64;
-                ((images * PAGE_BYTES).min(wal_bytes as f64), "pg_stat_wal.wal_fpi, 8 KiB each at most")
-            }
+            Some(bytes) => (Some(bytes), "pg_walinspect"),
+            None => page_images(last.page_images.saturating_sub(from.page_images), wal_bytes),
         };
         Ok(Cost {
             span: to.at.saturating_duration_since(from.at),
@@ -163,11 +162,11 @@ impl Meter {
     }
 
     /// The bytes of page images in a stretch of the log, if it is still there and may be read.
-    async fn inspect_wal(&mut self, from: &Mark, to: &Mark) -> Option<f64> {
+    async fn inspect_wal(&mut self, from: &Mark, to: &Mark) -> Option<u64> {
         if !self.has_wal_inspection {
             return None;
         }
-        let sql = format!("SELECT coalesce(sum(fpi_size), 0) FROM pg_get_wal_stats('{}', '{}')", from.wal, to.wal);
+        let sql = format!("SELECT coalesce(sum(fpi_size), 0)::bigint FROM pg_get_wal_stats('{}', '{}')", from.wal, to.wal);
         let rows = self.own.ask(&sql).await.ok()?;
         rows.first()?.first()?.as_ref()?.parse().ok()
     }
@@ -193,6 +192,16 @@ pub async fn dead_rows(measured: &ConnectSettings) -> Outcome<u64> {
     let row = one(observer.ask("SELECT coalesce(sum(n_dead_tup), 0) FROM pg_stat_user_tables").await?)?;
     observer.close().await;
     number(&row, 0)
+}
+
+/// What is known about images of pages where the log itself may not be read. Of their number there is only a counter of the
+/// whole server, and of their size a bound: an image leaves out the hole in its page, and compression is possible. With as
+/// many as would fill the log, the bound says nothing.
+fn page_images(count: u64, wal_bytes: u64) -> (Option<u64>, &'static str) {
+    match count.saturating_mul(PAGE_BYTES) {
+        bytes if bytes < wal_bytes || bytes == 0 => (Some(bytes), "pg_stat_wal.wal_fpi, 8 KiB each at most"),
+        _ => (None, "unknown: pg_walinspect is not there, and pg_stat_wal.wal_fpi counts images for more than all of the log"),
+    }
 }
 
 /// Connections, being counted.
@@ -257,4 +266,18 @@ fn number(row: &Texts, at: usize) -> Outcome<u64> {
 
 fn unreadable(what: &str) -> Failure {
     Failure::from(anyhow::anyhow!("failed to read the server's statistics: it answered {what:?}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::page_images;
+
+    #[test]
+    fn images_that_would_fill_the_log_are_not_told() {
+        for (count, wal_bytes, told) in
+            [(0, 0, Some(0)), (0, 100, Some(0)), (1, 8_193, Some(8_192)), (1, 8_192, None), (3, 20_000, None), (u64::MAX, 20_000, None)]
+        {
+            assert_eq!(page_images(count, wal_bytes).0, told, "{count} images in {wal_bytes} bytes");
+        }
+    }
 }

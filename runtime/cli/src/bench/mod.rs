@@ -199,7 +199,7 @@ fn charged(mut row: Row, jobs: u64, running: &Option<Cost>, whole: &Option<Cost>
         }
     }
     if let Some(cost) = whole {
-        row.wal_bytes_per_job = Some((cost.wal_bytes as f64 - cost.wal_page_image_bytes) / jobs);
+        row.wal_bytes_per_job = cost.wal_page_image_bytes.map(|images| cost.wal_bytes.saturating_sub(images) as f64 / jobs);
         row = row.figure("wal_bytes_per_job_with_page_images", cost.wal_bytes as f64 / jobs);
         row.settings["page_images_from"] = cost.page_images_from.into();
     }

@@ -160,6 +160,11 @@ impl Ground {
         ended(self.command().args(args).output().expect("the program starts"))
     }
 
+    /// Runs it to its end with these variables of the environment beside the usual ones.
+    pub(crate) fn run_in(&self, args: &[&str], variables: &[(&str, &str)]) -> Ended {
+        ended(self.command().args(args).envs(variables.iter().copied()).output().expect("the program starts"))
+    }
+
     /// Runs it with something on standard input.
     pub(crate) fn run_with(&self, args: &[&str], input: &[u8]) -> Ended {
         use std::io::Write as _;

@@ -8,33 +8,40 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
+use warp_domain::ending::{Outcome, Said};
 use warp_domain::policy::Declared;
 use warp_domain::resolve::Declarations;
 use warp_domain::{Digest, JobId, UnixMillis};
 use warp_http::{Limits, Server, Sources};
 use warp_pipeline::{AttemptInfo, Handler, HostCalls, StopSignal};
+use warp_store::{NewJob, Store as _};
 use warp_testkit::store::ModelStore;
 use warp_worker::{Catalog, Host, HostConfig, Offer, StopLevel, Surroundings};
 
 /// A host that runs one contract, and its server.
 struct Ground {
     address: SocketAddr,
+    store: Arc<ModelStore>,
     host: Option<Host>,
     stop: watch::Sender<StopLevel>,
+    /// A run ends with each permit.
+    gate: Arc<Semaphore>,
 }
 
-struct Nothing;
+/// Ends when somebody opens its gate.
+struct Gated(Arc<Semaphore>);
 
 #[async_trait]
-impl Handler for Nothing {
-    async fn run(&self, _: AttemptInfo, _: Arc<dyn HostCalls>, _: Arc<StopSignal>) -> warp_domain::ending::Outcome {
-        unreachable!("nothing is enqueued")
+impl Handler for Gated {
+    async fn run(&self, _: AttemptInfo, _: Arc<dyn HostCalls>, _: Arc<StopSignal>) -> Outcome {
+        self.0.acquire().await.expect("nobody closes it").forget();
+        Outcome::Said(Said::Completed(None))
     }
 }
 
 /// Serves contracts by name.
-struct Fixed(&'static [&'static str]);
+struct Fixed(&'static [&'static str], Arc<Semaphore>);
 
 #[async_trait]
 impl Catalog for Fixed {
@@ -47,7 +54,7 @@ impl Catalog for Fixed {
                 on_contract: Declared::default(),
                 on_handler: Declared::default(),
             }),
-            handler: Arc::new(Nothing),
+            handler: Arc::new(Gated(self.1.clone())),
         };
         self.0.iter().map(offer).collect()
     }
@@ -84,14 +91,15 @@ impl Ground {
     }
 
     async fn with(contracts: &'static [&'static str], limits: Limits) -> Self {
-        let (store, catalog, clock) = (Arc::new(ModelStore::new()), Arc::new(Fixed(contracts)), Arc::new(Clock::default()));
+        let gate = Arc::new(Semaphore::new(0));
+        let (store, catalog, clock) = (Arc::new(ModelStore::new()), Arc::new(Fixed(contracts, gate.clone())), Arc::new(Clock::default()));
         let (stop, stopped) = watch::channel(StopLevel::Run);
         let guests = tokio::runtime::Handle::current();
         let host = Host::new(HostConfig::new("test:1", 2), store.clone(), catalog.clone(), clock.clone(), guests, stopped);
         let server = Server::bind("127.0.0.1:0".parse().expect("an address"), limits).await.expect("a free port");
         let address = server.address().expect("bound");
         tokio::spawn(server.serve(Sources {
-            store,
+            store: store.clone(),
             numbers: host.numbers(),
             catalog,
             surroundings: clock,
@@ -101,7 +109,7 @@ impl Ground {
             database: "model",
             locks: "ledger",
         }));
-        Ground { address, host: Some(host), stop }
+        Ground { address, store, host: Some(host), stop, gate }
     }
 
     /// Sends bytes and reads until the server closes.
@@ -128,7 +136,8 @@ async fn a_host_without_a_lease_lives_and_is_not_ready() {
     starts(&ground.get("/live").await, "HTTP/1.1 200 ");
     let answer = ground.get("/ready").await;
     starts(&answer, "HTTP/1.1 503 ");
-    assert!(answer.ends_with("\r\n\r\nnot ready\ndatabase: answers\nlease: not good\ncontracts: 1 served\n"), "{answer}");
+    let found = "\r\n\r\nnot ready\nhost: not registered; it registers as soon as it can\ndatabase: answers\ncontracts: 1 served\n";
+    assert!(answer.ends_with(found), "{answer}");
     let answer = ground.get("/metrics").await;
     assert!(answer.contains("warp_database_up 1.0\n") && !answer.contains("warp_lease_age_seconds"), "{answer}");
 }
@@ -151,6 +160,39 @@ async fn a_running_host_is_ready_if_it_has_something_to_run() {
         running.await.expect("no panic").expect("it stops");
         starts(&ground.get("/ready").await, "HTTP/1.1 503 ");
     }
+}
+
+#[tokio::test]
+async fn a_host_that_was_told_to_stop_is_not_ready_and_lives_while_its_runs_end() {
+    let mut ground = Ground::new(&["a"]).await;
+    let host = ground.host.take().expect("not started yet");
+    let numbers = host.numbers();
+    let running = tokio::spawn(host.run());
+    let job = NewJob {
+        id: JobId(1),
+        contract: "a".to_owned(),
+        queue: "default".to_owned(),
+        payload: "1".to_owned(),
+        metadata: Vec::new(),
+        trace_parent: None,
+        due: None,
+        explicit: Declared::default(),
+        unique_key: None,
+    };
+    ground.store.enqueue(vec![job], UnixMillis(1_000_000)).await.expect("enqueued");
+    while numbers.report().running == 0 {
+        tokio::task::yield_now().await;
+    }
+    starts(&ground.get("/ready").await, "HTTP/1.1 200 ");
+    ground.stop.send(StopLevel::Graceful).expect("the host listens");
+    let answer = ground.get("/ready").await;
+    starts(&answer, "HTTP/1.1 503 ");
+    assert!(answer.ends_with("\r\n\r\nnot ready\nhost: stopping; it claims nothing any more\ncontracts: 1 served\n"), "{answer}");
+    starts(&ground.get("/live").await, "HTTP/1.1 200 ");
+    assert_eq!((numbers.report().running, running.is_finished()), (1, false), "it runs as before");
+    ground.gate.add_permits(1);
+    running.await.expect("no panic").expect("it stops");
+    starts(&ground.get("/ready").await, "HTTP/1.1 503 ");
 }
 
 #[tokio::test]

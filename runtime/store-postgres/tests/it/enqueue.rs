@@ -7,11 +7,11 @@ use futures_util::FutureExt as _;
 use sqlx::postgres::{PgConnection, PgListener};
 use sqlx::{AssertSqlSafe, Connection as _, Row as _};
 use uuid::Uuid;
-use warp_domain::JobId;
 use warp_domain::ending::State;
 use warp_domain::policy::{Concurrency, Declared, Mode, Retry, Timeout, TimeoutMode};
-use warp_store::{EnqueueVerdict, NewJob, codec};
-use warp_store_postgres::StatementMode;
+use warp_domain::{JobId, UnixMillis};
+use warp_store::{EnqueueVerdict, NewJob, Store as _, codec};
+use warp_store_postgres::{ConnectSettings, OpenOptions, PostgresStore, StatementMode};
 use warp_store_tests::{Subject, World, mutex, plain};
 use warp_test_servers::{Database, database};
 
@@ -233,6 +233,60 @@ async fn a_batch_is_announced_once_for_each_queue() {
     }
     heard.sort_unstable();
     assert_eq!(heard, ["last", "q0", "q1", "q2"]);
+}
+
+/// The second of two transactions in a row may leave its word to the process: which keeps it, whether or not somebody
+/// drops the store, and before the end of a program that asks.
+#[tokio::test]
+async fn what_a_burst_leaves_unsaid_is_said_after_it() {
+    let database = database();
+    let mut listener = PgListener::connect(database.url()).await.expect("a connection");
+    let world = world(&database).await;
+    listener.listen("warp").await.expect("listening");
+    // In a queue that nobody has announced yet the first of the two is told by its own transaction.
+    let mut said_twice = async |queue: &str| {
+        for time in 1..=2 {
+            let told = tokio::time::timeout(PATIENCE, listener.recv()).await.unwrap_or_else(|_| panic!("{queue}: {time} of 2"));
+            assert_eq!(told.expect("a notification").payload(), queue);
+        }
+    };
+    let twice = async |world: &World, queue: &str| {
+        for _ in 0..2 {
+            world.enqueue(vec![NewJob { queue: queue.to_owned(), ..world.job("c", "1") }]).await;
+        }
+    };
+    for queue in ["a", "b", "c", "d", "e"] {
+        twice(&world, queue).await;
+        said_twice(queue).await;
+    }
+    twice(&world, "dropped").await;
+    drop(world);
+    said_twice("dropped").await;
+    let url = database.url().to_owned();
+    let program = move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async {
+            let options = OpenOptions { hosting: false, ..OpenOptions::new(ConnectSettings::new(url)) };
+            let store = PostgresStore::open(options).await.expect("opened");
+            let job = |at: u128| NewJob {
+                id: JobId((1 << 120) + at),
+                contract: "c".to_owned(),
+                queue: "program".to_owned(),
+                payload: "1".to_owned(),
+                metadata: Vec::new(),
+                trace_parent: None,
+                due: None,
+                explicit: Declared::default(),
+                unique_key: None,
+            };
+            let (one, other) = tokio::join!(store.enqueue(vec![job(1)], UnixMillis(0)), store.enqueue(vec![job(2)], UnixMillis(0)));
+            assert_eq!(one.expect("enqueued"), [EnqueueVerdict::Enqueued(job(1).id)]);
+            assert_eq!(other.expect("enqueued"), [EnqueueVerdict::Enqueued(job(2).id)]);
+            store.flush().await;
+        });
+    };
+    tokio::task::spawn_blocking(program).await.expect("a program");
+    said_twice("program").await;
 }
 
 /// More rows than one statement takes, a repeat of them all, and both mixed with unique keys: verdicts in order.

@@ -371,6 +371,41 @@ async fn a27_an_announcement_is_the_name_of_a_queue_and_comes_once() {
     assert!(heard.values().all(|count| *count <= 20), "{heard:?}");
 }
 
+/// Commits that announce something take turns in the whole cluster, so a burst must not consist of them.
+#[tokio::test(flavor = "multi_thread")]
+async fn a27_a_burst_of_enqueues_is_announced_now_and_then() {
+    let database = database();
+    let world = Arc::new(world_on(&database).await);
+    world.enqueue_many("c", 1).await;
+    let mut listener = PgListener::connect(database.url()).await.expect("a connection");
+    listener.listen("warp").await.expect("listens");
+    let begun = Instant::now();
+    let callers = (0..16).map(|_| {
+        let world = world.clone();
+        tokio::spawn(async move {
+            for _ in 0..60 {
+                world.enqueue_many("c", 1).await;
+            }
+        })
+    });
+    for caller in join_all(callers).await {
+        caller.expect("enqueued");
+    }
+    world.store.flush().await;
+    let took = begun.elapsed();
+    // A stranger's transaction announces itself, once, however much it enqueues.
+    database.execute("BEGIN; SELECT warp.enqueue('c', n::text, 'stranger') FROM generate_series(1, 100) n; COMMIT").expect("enqueued");
+    database.execute("NOTIFY warp, 'the end'").expect("told");
+    let mut heard: BTreeMap<String, u128> = BTreeMap::new();
+    while !heard.contains_key("the end") {
+        *heard.entry(listener.recv().await.expect("an announcement").payload().to_owned()).or_default() += 1;
+    }
+    assert_eq!(heard["stranger"], 1);
+    // Enqueues that are 4 ms apart are no burst, and a machine that slow is none to be spared.
+    let most = took.as_millis() / 4 + 2;
+    assert!((1..=most).contains(&heard["default"]), "{heard:?} in {took:?}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a28_hosts_keep_to_their_budget_of_connections() {
     let database = database();

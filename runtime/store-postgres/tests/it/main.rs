@@ -1,5 +1,6 @@
 //! The PostgreSQL store on real servers.
 
+mod backlog;
 mod conformance;
 mod connections;
 mod enqueue;

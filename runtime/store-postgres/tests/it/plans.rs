@@ -19,6 +19,7 @@ async fn filled(database: &Database) -> PgConnection {
     let mut conn = PgConnection::connect(database.url()).await.expect("a connection");
     let fill = format!(
         "INSERT INTO warp.lane (contract, queue) SELECT 'c' || n, 'q' FROM generate_series(1, 8) n;
+         INSERT INTO warp.lane (contract, queue) VALUES ('rare', 'seldom'), ('unused', 'seldom');
          INSERT INTO warp.policy (hash, body, slots, weight, skips, is_fifo, blocks) VALUES ('\\x00', '{{}}', 1, 1, false, false, false);
          SELECT warp.register_host('h', '1', 'ledger', 0), warp.register_host('i', '1', 'ledger', 0);
          SELECT warp.serve_host(1, array['c1', 'c2', 'c3', 'c4'], 0), warp.serve_host(2, array['c1', 'c2', 'c3', 'c4'], 0);
@@ -27,6 +28,8 @@ async fn filled(database: &Database) -> PgConnection {
          SELECT n, lpad(to_hex(n), 32, '0')::uuid, n, n % 8 + 1, '{{}}' FROM generate_series(1, {ROWS} * 4) n;
          INSERT INTO warp.ended (handle, due, changed_at, lane, run, attempt, deaths, place, is_unique, host, claimed_at, took_us, settled)
          SELECT n, n, n, n % 8 + 1, 1, 1, 0, 10 + n % 3, false, 1, n, 5, n FROM generate_series(1, {ROWS} * 2) n;
+         UPDATE warp.ended SET lane = 9 WHERE handle <= 6;
+         UPDATE warp.job SET lane = 9 WHERE handle <= 6;
          INSERT INTO warp.waiting (handle, due, changed_at, lane, run, attempt, deaths, place, is_unique)
          SELECT n, n, n, n % 8 + 1, 0, 0, 0, 0, false FROM generate_series({ROWS} * 2 + 1, {ROWS} * 3) n;
          INSERT INTO warp.waiting (handle, due, changed_at, lane, run, attempt, deaths, place, is_unique, stamp, keys, ticket, parked_on, refusal)
@@ -104,9 +107,16 @@ async fn commands_read_a_few_rows_by_their_indexes_whatever_the_statistics_say()
         ("one job", format!("SELECT * FROM warp.job WHERE id = {}", id(ended)), 5),
         ("one key", "SELECT warp.key_seen(3, 10)".to_owned(), ROWS / 20 + 200),
         ("the newest jobs", "SELECT * FROM warp.list_jobs(NULL, NULL, NULL, NULL, NULL, 50)".to_owned(), 2_000),
-        ("the newest that are parked", "SELECT * FROM warp.list_jobs('{2}', NULL, NULL, NULL, NULL, 50)".to_owned(), ROWS * 4),
+        ("the newest that are parked", "SELECT * FROM warp.list_jobs('{2}', NULL, NULL, NULL, NULL, 50)".to_owned(), ROWS * 7),
         ("the newest that run", "SELECT * FROM warp.list_jobs('{4}', NULL, NULL, NULL, NULL, 50)".to_owned(), 2_000),
         ("the newest with a key", "SELECT * FROM warp.list_jobs(NULL, NULL, NULL, 'k7', NULL, 5)".to_owned(), ROWS),
+        ("a contract that nobody has heard of", "SELECT * FROM warp.list_jobs(NULL, 'x', NULL, NULL, NULL, 50)".to_owned(), 5),
+        ("a contract that nobody uses", "SELECT * FROM warp.list_jobs(NULL, 'unused', NULL, NULL, NULL, 50)".to_owned(), 300),
+        ("a contract of a few old jobs", "SELECT * FROM warp.list_jobs(NULL, 'rare', NULL, NULL, NULL, 50)".to_owned(), 300),
+        ("a queue of a few old jobs", "SELECT * FROM warp.list_jobs(NULL, NULL, 'seldom', NULL, NULL, 50)".to_owned(), 300),
+        ("a contract's few Failed", "SELECT * FROM warp.list_jobs('{11}', 'rare', NULL, NULL, NULL, 50)".to_owned(), 50),
+        ("the newest of a busy contract", "SELECT * FROM warp.list_jobs(NULL, 'c1', NULL, NULL, NULL, 50)".to_owned(), ROWS * 2),
+        ("queues", "SELECT * FROM warp.queues_seen(100)".to_owned(), ROWS * 5),
         ("hosts", "SELECT * FROM warp.hosts_seen()".to_owned(), 300),
     ];
     // Whole by nature: a row for each contract and queue, for each policy, each host and what it serves; the counters.
@@ -132,4 +142,49 @@ async fn commands_read_a_few_rows_by_their_indexes_whatever_the_statistics_say()
             assert!(fetched <= *most, "{name}, after `{statistics}`: {fetched} rows were fetched: {tables:?}");
         }
     }
+}
+
+/// A few jobs in a state that hardly any is in: however many have ended otherwise since, they are found by their state rows,
+/// and the jobs are reached one by one.
+#[tokio::test]
+async fn a_rare_state_is_found_without_a_walk() {
+    let database = database();
+    let mut conn = filled(&database).await;
+    sqlx::raw_sql("UPDATE warp.ended SET place = 10 WHERE place = 11 AND handle > 9").execute(&mut conn).await.expect("changed");
+    for statistics in ["", "ANALYZE", "VACUUM ANALYZE", "DELETE FROM pg_statistic"] {
+        sqlx::raw_sql(statistics).execute(&mut conn).await.expect("statistics");
+        let tables = read(&mut conn, "SELECT * FROM warp.list_jobs('{11}', NULL, NULL, NULL, NULL, 50)").await;
+        let (in_turn, by_index) = tables["job"];
+        assert!(in_turn == 0 && (1..=10).contains(&by_index), "after `{statistics}`: {tables:?}");
+        let all: i64 = tables.iter().filter(|(table, _)| *table != "lane").map(|(_, (in_turn, by_index))| in_turn + by_index).sum();
+        assert!(all < 200, "after `{statistics}`: {tables:?}");
+        let found: Vec<i16> = sqlx::query_scalar("SELECT place FROM warp.list_jobs('{11}', NULL, NULL, NULL, NULL, 50)")
+            .fetch_all(&mut conn)
+            .await
+            .expect("a list");
+        assert_eq!(found, [11; 3]);
+    }
+}
+
+/// Where many fit the filter, and none of them is near: the walk for the newest ends before it has passed everything.
+#[tokio::test]
+async fn a_walk_that_leads_far_is_given_up() {
+    let database = database();
+    let mut conn = filled(&database).await;
+    // 25,000 that Failed long ago, and 60,000 jobs after them.
+    let change = format!(
+        "UPDATE warp.ended SET place = CASE WHEN handle <= 25000 THEN 11 ELSE 10 END; DELETE FROM warp.job WHERE handle BETWEEN 25001 AND {ROWS} * 2;
+         INSERT INTO warp.job (handle, id, created_at, lane, payload)
+         SELECT n, lpad(to_hex(n), 32, '0')::uuid, n, 1, '{{}}' FROM generate_series({ROWS} * 5, {ROWS} * 8) n;
+         INSERT INTO warp.ended (handle, due, changed_at, lane, run, attempt, deaths, place, is_unique)
+         SELECT n, n, n, 1, 1, 1, 0, 10, false FROM generate_series({ROWS} * 5, {ROWS} * 8) n; ANALYZE"
+    );
+    sqlx::raw_sql(AssertSqlSafe(change)).execute(&mut conn).await.expect("changed");
+    let found: Vec<i64> = sqlx::query_scalar("SELECT created_at FROM warp.list_jobs('{11}', NULL, NULL, NULL, NULL, 3)")
+        .fetch_all(&mut conn)
+        .await
+        .expect("a list");
+    assert_eq!(found, [25_000, 24_999, 24_998]);
+    let tables = read(&mut conn, "SELECT * FROM warp.list_jobs('{11}', NULL, NULL, NULL, NULL, 3)").await;
+    assert!(tables["job"].0 == 0 && tables["job"].1 <= 50_001 * 3 + 25_100, "{tables:?}");
 }

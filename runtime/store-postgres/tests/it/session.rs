@@ -254,6 +254,93 @@ async fn a_lost_lock_session_stops_its_runs() {
     assert_ne!(lock_backend(&mut conn).await, backend);
 }
 
+/// A13: whoever holds slots hears of their loss at once, however long the exchange takes that is under way, and the keeper
+/// who waits for it.
+#[tokio::test]
+async fn a_loss_is_told_while_an_exchange_is_under_way() {
+    let database = empty().await;
+    let world = world_on(&database).await;
+    let host = world.host(&[gated("c", 1, mutex(&["k"]))]).await;
+    world.enqueue_many("c", 2).await;
+    let (mut conn, mut other) = (connected(&database).await, connected(&database).await);
+    let first = world.claim_one(&host).await;
+    let backend = lock_backend(&mut conn).await;
+    sqlx::raw_sql("BEGIN; LOCK TABLE warp.ready").execute(&mut other).await.expect("a lock that claims wait for");
+    let exchange = world.claim(&host, 1);
+    let told = async {
+        const WAITING: &str = "SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'warp.ready'::regclass AND NOT granted)";
+        while !sqlx::query_scalar::<_, bool>(WAITING).fetch_one(&mut conn).await.expect("look at the locks") {}
+        sqlx::query("SELECT pg_terminate_backend($1, 10000)").bind(backend).execute(&mut conn).await.expect("end it");
+        world.store.slots_lost(host.id).await
+    };
+    tokio::pin!(exchange);
+    let lost = tokio::select! {
+        lost = told => lost,
+        _ = &mut exchange => panic!("it waits"),
+    };
+    assert_eq!(lost.iter().map(|run| run.token).collect::<Vec<_>>(), [first.token]);
+    sqlx::raw_sql("ROLLBACK").execute(&mut other).await.expect("give the lock back");
+    assert_eq!(exchange.await.len(), 0, "nothing is taken before all have noticed");
+}
+
+/// A slot that comes while nobody claims is told of with the next claim: the worker listens for runs nowhere else, and a
+/// renewal that is under way beside an exchange of ends alone would hand back what it does not know.
+#[tokio::test]
+async fn a_slot_that_comes_late_is_told_of_with_a_claim() {
+    let database = empty().await;
+    let world = world_on(&database).await;
+    let host = world.host(&[gated("c", 1, mutex(&["k"]))]).await;
+    // The first claim opens the session. When it is lost, a claimed run has to wait for the next one.
+    assert_eq!(world.claim_ids(&host, 1).await, []);
+    let mut conn = connected(&database).await;
+    let backend = lock_backend(&mut conn).await;
+    sqlx::query("SELECT pg_terminate_backend($1, 10000)").bind(backend).execute(&mut conn).await.expect("end it");
+    let id = world.enqueue_one("c").await;
+    assert_eq!(world.claim_ids(&host, 1).await, [], "nothing is taken before all have noticed");
+    assert_eq!(world.state(id).await, State::Processing);
+    while locks(&mut conn).await == 0 {
+        let _ = tokio::time::timeout(Duration::from_millis(100), world.store.changed()).await;
+    }
+    assert_eq!(world.exchange(&host, Vec::new(), 0).await.claimed.len(), 0, "nobody asked for a run");
+    let renewed = world.renew(host.id, Vec::new()).await;
+    assert_eq!((renewed.handed_back, renewed.lost), (0, Vec::new()), "it is this host's own");
+    let claimed = world.claim_one(&host).await;
+    assert_eq!((claimed.id, claimed.run), (id, 1));
+    world.complete(&host, &claimed).await;
+    assert_eq!(world.state(id).await, State::Completed);
+}
+
+/// A host that stops ends its runs and claims no more: its slots go to others, not to whoever waits inside it.
+#[tokio::test]
+async fn a_slot_is_handed_on_only_where_somebody_claims() {
+    let database = empty().await;
+    let (stopping, other) = (world_on(&database).await, world_on(&database).await);
+    let served = [gated("c", 1, mutex(&["k"]))];
+    let (host, next) = (stopping.host(&served).await, other.host(&served).await);
+    let ids = stopping.enqueue_many("c", 2).await;
+    let first = stopping.claim_one(&host).await;
+    // The second waits inside the host for some milliseconds.
+    assert_eq!(stopping.claim_ids(&host, 1).await, []);
+    stopping.complete(&host, &first).await;
+    assert_eq!(locks(&mut connected(&database).await).await, 0, "nobody has a slot");
+    assert_eq!(other.claim_ids(&next, 1).await, [ids[1]]);
+}
+
+/// With a store its lock sessions end, and with them their locks.
+#[tokio::test]
+async fn a_store_that_is_dropped_holds_nothing() {
+    let database = empty().await;
+    let world = world_on(&database).await;
+    let host = world.host(&[gated("c", 1, mutex(&["k"]))]).await;
+    world.enqueue_one("c").await;
+    world.claim_one(&host).await;
+    let mut conn = connected(&database).await;
+    assert_eq!(locks(&mut conn).await, 1);
+    drop(world);
+    let free = async { while locks(&mut conn).await > 0 {} };
+    tokio::time::timeout(Duration::from_secs(60), free).await.expect("the server has given it back");
+}
+
 /// A12: the locks of a host that stands still would stay for ever.
 #[tokio::test]
 async fn a_rescue_ends_the_lock_session() {
@@ -283,6 +370,25 @@ async fn a_rescue_ends_the_lock_session() {
         hand_off: HandOff::default(),
     });
     assert_eq!(late.await.expect_err("it is not registered any more").kind(), StoreErrorKind::HostLost);
+}
+
+/// C3: a host that hears from a renewal that it is not registered any more holds nothing from then on, though nobody could
+/// end its lock session (A12 needs a right).
+#[tokio::test]
+async fn a_lapsed_registration_lets_its_locks_go() {
+    let database = empty().await;
+    let (slow, alive) = (world_on(&database).await, world_on(&database).await);
+    let host = slow.host(&[gated("c", 1, mutex(&["k"]))]).await;
+    slow.enqueue_one("c").await;
+    let first = slow.claim_one(&host).await;
+    let mut conn = connected(&database).await;
+    sqlx::query("UPDATE warp.host SET lock_backend = NULL").execute(&mut conn).await.expect("nobody knows it");
+    alive.rescue(&host).await;
+    assert_eq!(locks(&mut conn).await, 1);
+    let lost = slow.try_renew(host.id, vec![(first.handle, first.token)]).await.expect_err("it is not registered any more");
+    assert_eq!(lost.kind(), StoreErrorKind::HostLost);
+    let free = async { while locks(&mut conn).await > 0 {} };
+    tokio::time::timeout(Duration::from_secs(60), free).await.expect("the server has given it back");
 }
 
 /// A11: the holder of the whole key becomes one of two.

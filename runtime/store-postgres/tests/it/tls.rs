@@ -49,7 +49,30 @@ async fn the_mode_decides_whose_certificate_is_trusted() {
     assert_eq!(number(&open(&ConnectSettings::new(pairs)).await, ENCRYPTED).await, 1);
     assert_eq!(number(&open(&ConnectSettings::new(cluster.url("postgres"))).await, ENCRYPTED).await, 1);
     let missing = ConnectSettings { ssl_root_cert: Some("/nonexistent/root.pem".into()), ..plain(&cluster, "verify-full") };
-    refused(&missing).await;
+    let text = refused(&missing).await;
+    assert!(text.contains("root_cert") && text.contains("/nonexistent/root.pem cannot be read"), "{text}");
+    // Nobody is told to look at the network, where nothing is wrong with it.
+    let not = ConnectSettings { ssl_root_cert: Some(stranger.root()), ..plain(&cluster, "verify-full") };
+    let text = refused(&not).await;
+    assert!(text.contains("no authority that is trusted here") && text.contains("`root_cert`") && !text.contains("network"), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_certificate_that_does_not_fit_is_told_from_one_that_is_not_trusted() {
+    for (hosts, expired, parts) in [
+        (&["elsewhere.example"][..], false, ["does not name that host: it is for elsewhere.example", "`verify-ca`"]),
+        (&["127.0.0.1"][..], true, ["has expired", "clock"]),
+    ] {
+        let tls = Tls::with_server("postgres", hosts, expired).expect("certificates");
+        let cluster = Cluster::functional().tls(&tls).start().expect("a cluster");
+        let text = refused(&ConnectSettings { ssl_root_cert: Some(tls.root()), ..plain(&cluster, "verify-full") }).await;
+        assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+        let any_name = ConnectSettings { ssl_root_cert: Some(tls.root()), ..plain(&cluster, "verify-ca") };
+        assert_eq!(Db::open(&any_name).await.is_ok(), !expired, "{hosts:?}");
+    }
+    let cluster = Cluster::functional().start().expect("a cluster without TLS");
+    let text = refused(&plain(&cluster, "require")).await;
+    assert!(text.contains("offers no TLS") && text.contains("`sslmode`"), "{text}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -72,6 +95,8 @@ async fn a_client_certificate_opens_every_kind_of_connection() {
     assert!(report.finding("tls").expect("looked at").text.contains("TLSv1"), "{report:#?}");
     assert_eq!(report.finding("listen").expect("looked at").level, Level::Ok, "{report:#?}");
 
-    refused(&ConnectSettings { ssl_cert: None, ssl_key: None, ..with(&tls) }).await;
-    refused(&with(&stranger)).await;
+    let text = refused(&ConnectSettings { ssl_cert: None, ssl_key: None, ..with(&tls) }).await;
+    assert!(text.contains("asks for a client certificate") && text.contains("`client_cert`"), "{text}");
+    let text = refused(&with(&stranger)).await;
+    assert!(text.contains("does not accept this client's certificate") && text.contains("ssl_ca_file"), "{text}");
 }

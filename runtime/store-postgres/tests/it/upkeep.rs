@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _};
-use warp_store::CommandVerdict;
+use warp_store::{CommandVerdict, Served};
 use warp_store_postgres::StatementMode;
 use warp_store_tests::{Subject, World, gated, mutex, plain, retry_at};
 use warp_test_servers::{Database, database};
@@ -93,4 +93,22 @@ async fn counters_are_folded_and_count_the_same() {
     assert_eq!(world.store.overview().await.expect("overview"), before);
     world.renew(host.id, Vec::new()).await;
     assert_eq!(world.store.overview().await.expect("overview"), before, "few rows are left alone");
+}
+
+/// The network may hold a publication back until a later one has been written.
+#[tokio::test]
+async fn a_publication_that_comes_late_changes_nothing() {
+    let database = database();
+    let world = world(&database).await;
+    let host = world.host(&[plain("first")]).await;
+    let served = async || world.store.served_contracts().await.expect("contracts");
+    world.store.serve(host.id, vec![Served { declarations: Arc::new(plain("second")) }]).await.expect("published");
+    assert_eq!(served().await, ["second"]);
+    let again = |number: i64| format!("SELECT warp.serve_host({}, array['first'], 0, {number})", host.id.0);
+    for late in [1, 2] {
+        database.execute(&again(late)).expect("carried out");
+        assert_eq!(served().await, ["second"], "number {late} has come after number 2");
+    }
+    database.execute(&again(3)).expect("carried out");
+    assert_eq!(served().await, ["first"]);
 }

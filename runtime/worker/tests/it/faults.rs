@@ -453,6 +453,36 @@ async fn a_slow_registration_is_no_longer_lease(exchanges: u32) {
     world.until("the lapse", || !host.numbers.lease_is_good()).await;
 }
 
+/// The slots of a run are gone before the answer of the claim that took them has come: it never begins, comes again
+/// uncharged, and another of the same claim begins as if nothing were.
+async fn a_run_that_lost_its_slots_on_its_way_does_not_begin(exchanges: u32) {
+    let world = World::new();
+    let (answer, began) = (Arc::new(Semaphore::new(0)), Arc::new(std::sync::Mutex::new(Vec::new())));
+    let body = {
+        let began = began.clone();
+        code(move |attempt, _, _| {
+            began.lock().unwrap().push((attempt.job_id, attempt.run));
+            async { done() }
+        })
+    };
+    // Before there is a host, so that its first claim finds both.
+    let ids = world.add_many("a", 2).await;
+    world.fault("exchange", Fault::AnswerHeld(answer.clone()), 1);
+    let _host = world.host(config_of(2, exchanges), vec![offer("a", plain(), body)]);
+    world
+        .until("the claim", || world.look(|model| ids.iter().all(|id| model.rows[&model.handle(*id).expect("there")].host.is_some())))
+        .await;
+    world.lose_slots(&ids[..1]);
+    world.until("the host to hear of it", || world.slots_are_told()).await;
+    world.rounds().await;
+    answer.add_permits(1);
+    world.all(&ids, State::Completed).await;
+    let mut began = std::mem::take(&mut *began.lock().unwrap());
+    began.sort_unstable();
+    assert_eq!(began, [(ids[0], 2), (ids[1], 1)]);
+    assert_eq!(world.details(ids[0]).await.summary.attempts, 1);
+}
+
 /// The connection that held the slots of two runs is gone: these two stop by force and come again, uncharged, another
 /// goes on; and again under a later registration.
 async fn runs_that_lost_their_slots_are_stopped_and_given_back(exchanges: u32) {
@@ -558,6 +588,7 @@ with! {
     a_host_without_answers_stops_by_itself,
     several_lost_answers_are_recognised,
     runs_that_lost_their_slots_are_stopped_and_given_back,
+    a_run_that_lost_its_slots_on_its_way_does_not_begin,
     a_slow_registration_is_no_longer_lease,
     nothing_is_claimed_behind_a_renewal_that_may_come_yet,
 }

@@ -9,7 +9,7 @@ use warp_domain::JobId;
 use warp_domain::ending::{Ending, Observed, Outcome, State};
 use warp_pipeline::{Handler, StopReason};
 use warp_store::StoreErrorKind;
-use warp_worker::{HostConfig, StopLevel, Stopped};
+use warp_worker::{Condition, HostConfig, StopLevel, Stopped};
 
 use crate::world::{Fault, Gate, World, code, config, done, no_op, offer, plain};
 
@@ -197,6 +197,35 @@ async fn a_host_that_was_taken_for_dead_can_still_be_stopped() {
     world.until("an attempt to register", || world.count("register") >= 2).await;
     assert_eq!(host.end(StopLevel::Graceful).await, Stopped { abandoned: 0, deregistered: true });
     assert!(uncharged(&world, id));
+}
+
+/// Whoever routes work to it must know, from the moment on that it is told to stop or cannot claim.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_host_says_whether_it_can_claim() {
+    let world = World::new();
+    let gate = Gate::new();
+    let host = world.host(HostConfig { renew_every: Duration::from_millis(20), ..config(1) }, vec![offer("a", plain(), patient(&gate))]);
+    let is = |condition| host.numbers.condition() == condition;
+    world.until("the registration", || is(Condition::Good)).await;
+    world.fault("renew", Fault::Refused(StoreErrorKind::Unavailable), usize::MAX);
+    world.jump(Duration::from_secs(60));
+    assert_eq!(host.numbers.condition(), Condition::Lapsed, "before it has noticed itself");
+    world.heal_only("renew");
+    world.until("a renewal", || is(Condition::Good)).await;
+    world.fault("register", Fault::Refused(StoreErrorKind::Unavailable), usize::MAX);
+    take_for_dead(&world).await;
+    world.until("an attempt to register anew", || world.count("register") >= 2).await;
+    assert_eq!(host.numbers.condition(), Condition::Unregistered);
+    world.heal_only("register");
+    world.until("a new registration", || is(Condition::Good)).await;
+    world.add("a").await;
+    world.until("a run", || gate.came() == 1).await;
+    host.stop.send(StopLevel::Graceful).expect("it lives");
+    assert_eq!(host.numbers.condition(), Condition::Stopping);
+    gate.open(1);
+    let numbers = host.numbers.clone();
+    host.end(StopLevel::Graceful).await;
+    assert_eq!(numbers.condition(), Condition::Stopping);
 }
 
 /// It hears of it in the middle of its grace: there is nothing left to write and nobody to take leave of.

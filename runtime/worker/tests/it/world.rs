@@ -16,8 +16,8 @@ use warp_domain::{ClaimToken, Digest, HostId, JobHandle, JobId, RunNumber, UnixM
 use warp_pipeline::{AttemptInfo, Handler, HostCalls, StopSignal};
 use warp_store::{
     AdminLimit, CancelSignal, CommandVerdict, EnqueueVerdict, ExchangeParams, Exchanged, HostInfo, HostSeen, JobDetails, JobFilter,
-    JobSummary, KeySeen, LogLine, NewJob, Overview, Pause, RenewParams, Renewed, Rescued, Result, Retention, RunOutput, Served, Settle,
-    SettleVerdict, Signals, StateVerdict, StateWrite, Store, StoreError, StoreErrorKind,
+    JobSummary, KeySeen, LogLine, NewJob, Overview, Pause, QueueSeen, RenewParams, Renewed, Rescued, Result, Retention, RunOutput, Served,
+    Settle, SettleVerdict, Signals, StateVerdict, StateWrite, Store, StoreError, StoreErrorKind,
 };
 use warp_testkit::model::{Model, Place};
 use warp_testkit::store::ModelStore;
@@ -299,6 +299,9 @@ impl Store for TestStore {
     async fn overview(&self) -> Result<Overview> {
         self.model.overview().await
     }
+    async fn queues(&self, max: u32) -> Result<Vec<QueueSeen>> {
+        self.model.queues(max).await
+    }
     async fn served_contracts(&self) -> Result<Vec<String>> {
         self.model.served_contracts().await
     }
@@ -576,6 +579,11 @@ impl World {
         });
         self.store.record.slots_lost.lock().unwrap().extend(runs);
         self.store.record.slots_news.notify_waiters();
+    }
+
+    /// Whether every host has heard of the slots that it lost.
+    pub fn slots_are_told(&self) -> bool {
+        self.store.record.slots_lost.lock().unwrap().is_empty()
     }
 
     /// Whether every fault that was planned for this call has been met with.

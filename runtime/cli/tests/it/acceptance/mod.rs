@@ -279,9 +279,9 @@ impl Host {
         self.child.try_wait().is_ok_and(|ended| ended.is_none())
     }
 
-    /// How many lines of its log are like this.
-    pub(crate) fn count(&self, wanted: impl Fn(&str) -> bool) -> usize {
-        self.lines.0.lock().expect("no panic").iter().filter(|line| wanted(line)).count()
+    /// The lines of its log that are like this.
+    pub(crate) fn lines(&self, wanted: impl Fn(&str) -> bool) -> Vec<String> {
+        self.lines.0.lock().expect("no panic").iter().filter(|line| wanted(line)).cloned().collect()
     }
 }
 

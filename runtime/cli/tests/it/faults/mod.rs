@@ -102,6 +102,15 @@ struct Named {
     name: String,
 }
 
+impl Named {
+    /// What its log complains of, for whoever reads why a test has failed.
+    fn print_troubles(&self) {
+        for line in self.host.lines(|line| line.contains("\"level\":\"ERROR\"") || line.contains("\"target\":\"warp_store_postgres")) {
+            eprintln!("{}: {line}", self.name);
+        }
+    }
+}
+
 impl Field {
     /// `locks` is what slots are made of.
     fn new(locks: &'static str) -> Self {
@@ -164,6 +173,31 @@ impl Field {
         Load { shared, tasks: vec![enqueuing, limiting] }
     }
 
+    /// Enqueues jobs with long attempts, each under a mutex of its own, so that some are in the middle of their work when a
+    /// fault meets them, and far from their end.
+    fn long_jobs(&self) -> Enqueued {
+        let keys = (0..12).map(|key| format!("long:{key}"));
+        let jobs: Vec<_> = keys.map(|key| (watch("alone", &key, 4_000), key)).collect();
+        self.runtime.block_on(async { again!(self.store.enqueue(jobs.iter().map(|(job, _)| job.clone()).collect(), now())) });
+        Enqueued {
+            rules: jobs.iter().map(|(_, key)| Rule::fixed(key.clone(), 1)).collect(),
+            jobs: jobs.into_iter().map(|(job, key)| (job.id, key)).collect(),
+        }
+    }
+
+    /// On which host each start of these jobs was.
+    fn starts_of(&self, jobs: &[(JobId, String)]) -> Vec<String> {
+        let ids: Vec<_> = jobs.iter().map(|(id, _)| id.to_string()).collect();
+        let host = |entry: std::io::Result<std::fs::DirEntry>| {
+            let path = entry.expect("an entry").path();
+            let name = path.file_name().and_then(|name| name.to_str()).expect("UTF-8");
+            let is_start = name.ends_with(".start") && ids.iter().any(|id| name.starts_with(id));
+            // Made, and not written yet: the next look finds it.
+            is_start.then(|| std::fs::read_to_string(&path).ok()?.split(' ').nth(2).map(str::to_owned)).flatten()
+        };
+        std::fs::read_dir(self.ground.path("out")).expect("a folder").filter_map(host).collect()
+    }
+
     /// Waits until some jobs have ended, so that the fault meets a system at work.
     #[track_caller]
     fn until_ended(&self, count: u64) {
@@ -192,9 +226,11 @@ impl Field {
         jobs.extend(more.jobs);
         rules.extend(more.rules);
         self.until_ended(jobs.len() as u64);
-        let mut numbers = Vec::new();
+        let (mut numbers, mut losses) = (Vec::new(), Vec::new());
         for mut named in hosts {
+            named.print_troubles();
             assert!(named.host.is_alive(), "{} has ended by itself", named.name);
+            losses.push((named.name, named.host.lines(|line| line.contains("\"the lock session is gone"))));
             numbers.push(named.host.stop());
         }
         let of = |name: &str| numbers.iter().map(|of| of[name].as_i64().expect("a number")).sum::<i64>();
@@ -214,6 +250,9 @@ impl Field {
             witness.load(&out).await;
             witness.verdicts(&verdicts).await;
             witness.rules(&rules).await;
+            for (host, log) in &losses {
+                witness.losses(host, log).await;
+            }
             if locks == "session" {
                 // Slots are handed on inside a host for a second at most on what it has read of the limit.
                 witness.execute("INSERT INTO lag VALUES (1500000000)").await;
@@ -290,10 +329,9 @@ impl Load {
         for task in self.tasks {
             field.runtime.block_on(task).expect("the load");
         }
-        let fixed = |key: String, slots| Rule { key, slots, since: 0, until: 0, held: Vec::new() };
-        let mut rules: Vec<_> = (0..KEYS).map(|key| fixed(format!("alone:k{key}"), 1)).collect();
-        rules.push(fixed("three:k".to_owned(), 3));
-        rules.push(fixed(CHANGING.to_owned(), DECLARED));
+        let mut rules: Vec<_> = (0..KEYS).map(|key| Rule::fixed(format!("alone:k{key}"), 1)).collect();
+        rules.push(Rule::fixed("three:k".to_owned(), 3));
+        rules.push(Rule::fixed(CHANGING.to_owned(), DECLARED));
         rules.append(&mut self.shared.rules.lock().expect("no panic"));
         Enqueued { jobs: std::mem::take(&mut *self.shared.jobs.lock().expect("no panic")), rules }
     }

@@ -6,11 +6,13 @@
 //! nanoseconds of its wall clock, so instants of all of them can be compared.
 //!
 //! With the ledger as slots nothing is excused but what runs on in a process that stood still. With session locks an
-//! attempt may also overlap for a moment whose host's lock session was ended from outside; how long is checked.
+//! attempt may also overlap whose host's lock session was ended from outside, until the host has noticed (its log says
+//! when) and has stopped it. How long each of the two takes is checked, and that nothing begins on that host until every
+//! other would have noticed too.
 //!
 //! What must stay true: an interval is never longer than the attempt was. It begins with the guest's first instruction
-//! and ends with its last; with the kill or freeze of its host; or, where it was stopped, with the last sign of life
-//! (one every 10 ms). What overlaps here has overlapped.
+//! and ends with its last; or, where it was stopped or its host killed or frozen, with the last sign of life (one every
+//! 10 ms) before that. What overlaps here has overlapped.
 
 use std::path::Path;
 
@@ -28,12 +30,14 @@ const SCHEMA: &str = "
     -- A limit that may be in force from `since` on, and is from `until` on.
     CREATE TABLE rule (number int, key text, slots int, since bigint, until bigint);
     CREATE TABLE held (number int, job text);
-    -- The lock session of a host was ended from outside at that instant; the host is '' if it had not told its number yet.
-    CREATE TABLE cut (host text, at bigint);
+    -- A lock session was ended from outside at that instant. Its host had told its number by then, or it was only being begun.
+    CREATE TABLE cut (backend int, at bigint, told bool);
+    -- A host noticed then that its lock session was gone.
+    CREATE TABLE noticed (host text, backend int, at bigint);
     -- How long after it came into force a limit may not have been heard of by a host that hands its slots on.
     CREATE TABLE lag (nanos bigint);
     CREATE VIEW span AS
-        SELECT a.*, least(coalesce(a.ended, g.at, a.alive, a.started), g.at) AS finished
+        SELECT a.*, least(coalesce(a.ended, a.alive, a.started), g.at) AS finished
           FROM attempt a LEFT JOIN LATERAL (SELECT min(g.at) AS at FROM gone g WHERE g.host = a.host AND g.at >= a.started) g ON true;
     CREATE VIEW crowd AS
         SELECT e.key, e.job, e.run, e.at, e.change, sum(e.change) OVER (PARTITION BY e.key ORDER BY e.at, e.change) AS count
@@ -52,19 +56,36 @@ const SCHEMA: &str = "
     -- More than may be.
     CREATE VIEW overlap AS
         SELECT c.*, w.slots FROM crowd c JOIN allowed w ON w.job = c.job AND w.run = c.run WHERE c.change = 1 AND c.count > w.slots;
+    -- When a lock session was ended, and when its host knew.
+    CREATE VIEW loss AS
+        SELECT n.host, c.at, n.at AS noticed
+          FROM cut c JOIN LATERAL (SELECT * FROM noticed n WHERE n.backend = c.backend AND n.at >= c.at ORDER BY n.at LIMIT 1) n ON true;
+    -- A13: not noticed for longer than is allowed (`locks::NOTICE`).
+    CREATE VIEW unnoticed AS
+        SELECT c.* FROM cut c
+         WHERE c.told AND NOT EXISTS (SELECT FROM noticed n WHERE n.backend = c.backend AND n.at BETWEEN c.at AND c.at + 3000000000);
+    -- Attempts whose lock session was gone, and how long they went on after their host knew. A stop takes 50 ms where the
+    -- processors are idle, and may take a second (`locks::STOP`).
+    CREATE VIEW lingering AS
+        SELECT s.*, l.at AS cut, l.noticed, s.finished - l.noticed AS nanos
+          FROM span s JOIN loss l ON l.host = s.host AND s.started <= l.noticed + 1000000000 AND s.finished > l.at;
+    CREATE VIEW overtime AS SELECT * FROM lingering l WHERE l.nanos > 1000000000;
+    -- A13 (b): begun although not every session that may have died with this one must have been noticed.
+    CREATE VIEW early AS
+        SELECT s.*, (s.started - l.noticed) / 1e6 AS after_ms
+          FROM span s JOIN loss l ON l.host = s.host AND s.started > l.noticed + 1000000000 AND s.started < l.noticed + 4000000000;
     -- Beside an attempt whose host had just lost its lock session: the one exception of session locks.
     CREATE VIEW excused AS
         SELECT o.* FROM overlap o
-         WHERE EXISTS (SELECT FROM span s JOIN cut c ON c.host IN (s.host, '')
-                        WHERE s.key = o.key AND s.started <= c.at AND s.finished > o.at AND o.at BETWEEN c.at AND c.at + 1000000000);
+         WHERE EXISTS (SELECT FROM lingering s WHERE s.key = o.key AND s.started <= o.at AND s.finished > o.at
+                          AND o.at BETWEEN s.cut AND s.noticed + 1000000000);
     CREATE VIEW unexcused AS SELECT * FROM overlap EXCEPT SELECT * FROM excused;
     -- Who was there, since when, and how long ago the lock session of each had been ended.
     CREATE VIEW beside AS
         SELECT u.key, u.slots, s.job, s.run, s.token, s.host, (u.at - s.started) / 1e6 AS since_ms, (s.finished - u.at) / 1e6 AS left_ms, s.ended IS NULL AS cut_short,
-               (SELECT (u.at - max(c.at)) / 1e6 FROM cut c WHERE c.host = s.host AND c.at <= u.at) AS since_cut_ms
+               (SELECT (u.at - max(l.at)) / 1e6 FROM loss l WHERE l.host = s.host AND l.at <= u.at) AS since_cut_ms,
+               (SELECT (u.at - max(l.noticed)) / 1e6 FROM loss l WHERE l.host = s.host AND l.noticed <= u.at) AS since_noticed_ms
           FROM unexcused u JOIN span s ON s.key = u.key AND s.started <= u.at AND s.finished > u.at;
-    -- How long attempts went on whose lock session was gone.
-    CREATE VIEW lingering AS SELECT s.*, s.finished - c.at AS nanos FROM span s JOIN cut c ON c.host = s.host AND s.started <= c.at AND s.finished > c.at;
     -- Not done, not charged once, or done without a guest that came to its end.
     CREATE VIEW lost AS
         SELECT j.* FROM job j LEFT JOIN attempt a ON a.job = j.job AND a.run = j.accepted
@@ -79,6 +100,17 @@ const SCHEMA: &str = "
          WHERE o.before >= o.token;
 ";
 
+/// Views that are empty where everything is well, and what it means when one is not.
+const PROMISES: [(&str, &str); 7] = [
+    ("lost", "a job was lost, charged twice or never done"),
+    ("late", "the end of a run was taken after a later one had begun"),
+    ("beside", "more attempts than the key's limit ran at once"),
+    ("misordered", "a later holder has the smaller fencing token"),
+    ("unnoticed", "a host did not notice in time that its lock session was gone"),
+    ("overtime", "an attempt went on long after its host knew that its lock session was gone"),
+    ("early", "an attempt began although others might not have noticed yet that their lock sessions were gone"),
+];
+
 /// One change of a limit, as the test saw it.
 pub(super) struct Rule {
     pub(super) key: String,
@@ -87,6 +119,21 @@ pub(super) struct Rule {
     pub(super) until: u64,
     /// Who held a slot when it came into force.
     pub(super) held: Vec<String>,
+}
+
+impl Rule {
+    /// What a manifest declares.
+    pub(super) fn fixed(key: String, slots: u32) -> Self {
+        Rule { key, slots, since: 0, until: 0, held: Vec::new() }
+    }
+}
+
+/// One end of a lock session from outside.
+pub(super) struct Cut {
+    pub(super) backend: i32,
+    pub(super) at: u64,
+    /// Whether its host had told its number by then.
+    pub(super) told: bool,
 }
 
 /// How a job ended, as the database of the hosts says.
@@ -181,10 +228,23 @@ impl Witness {
         add.execute(&mut self.conn).await.expect("a host");
     }
 
-    /// Its lock session was ended then.
-    pub(super) async fn cut(&mut self, host: &str, at: u64) {
-        let add = sqlx::query("INSERT INTO cut (host, at) VALUES ($1, $2)").bind(host).bind(nanos(at));
-        add.execute(&mut self.conn).await.expect("a host");
+    /// A lock session was ended then.
+    pub(super) async fn cut(&mut self, Cut { backend, at, told }: &Cut) {
+        let add = sqlx::query("INSERT INTO cut (backend, at, told) VALUES ($1, $2, $3)").bind(backend).bind(nanos(*at)).bind(told);
+        add.execute(&mut self.conn).await.expect("a cut");
+    }
+
+    /// What a host's log says about the losses of its lock sessions.
+    pub(super) async fn losses(&mut self, host: &str, log: &[String]) {
+        for line in log {
+            let line: serde_json::Value = serde_json::from_str(line).expect("JSON");
+            let at = line["timestamp"].as_str().expect("an instant");
+            let backend = line["fields"]["backend"].as_i64().expect("a number");
+            let add =
+                "INSERT INTO noticed (host, backend, at) VALUES ($1, $2, (extract(epoch FROM $3::text::timestamptz) * 1000000000)::bigint)";
+            let add = sqlx::query(add).bind(host).bind(backend).bind(at);
+            add.execute(&mut self.conn).await.expect("a loss");
+        }
     }
 
     /// The changes of limits, in their order.
@@ -217,13 +277,7 @@ impl Witness {
 
     /// What no fault may bring about.
     pub(super) async fn assert_promises(&mut self) {
-        for (view, what) in [
-            ("lost", "a job was lost, charged twice or never done"),
-            ("late", "the end of a run was taken after a later one had begun"),
-            ("beside", "more attempts than the key's limit ran at once"),
-            ("misordered", "a later holder has the smaller fencing token"),
-            ("(SELECT * FROM lingering WHERE nanos > 1000000000)", "an attempt went on long after its lock session was gone"),
-        ] {
+        for (view, what) in PROMISES {
             let rows = self.rows(view).await;
             assert!(rows.is_empty(), "{what}:\n{}", rows.join("\n"));
         }
@@ -249,41 +303,74 @@ fn nanos(at: u64) -> i64 {
 /// Each question finds what it asks for, and nothing where all is well.
 #[test]
 fn every_kind_of_wrong_is_found_in_the_ledger() {
+    const GOOD: &str = "
+        TRUNCATE attempt, job, gone, rule, held, cut, noticed, lag;
+        INSERT INTO rule VALUES (1, 'm', 1, 0, 0), (2, 's', 3, 0, 0), (3, 'l', 2, 0, 0), (4, 'l', 1, 90, 110);
+        INSERT INTO held VALUES (4, 'j4'), (4, 'j5');
+        INSERT INTO attempt VALUES
+            ('j1', 1, 1, 'm', 'a', 100, 150, NULL), ('j1', 2, 2, 'm', 'b', 200, 250, 300), ('j2', 1, 3, 'm', 'b', 300, 350, 400),
+            ('j4', 1, 4, 'l', 'a', 80, 100, 200), ('j5', 1, 5, 'l', 'a', 120, 130, 180), ('j6', 1, 6, 'l', 'c', 200, 210, 220);
+        INSERT INTO job VALUES ('j1', 'm', 'Completed', 1, 2), ('j2', 'm', 'Completed', 1, 1), ('j4', 'l', 'Completed', 1, 1),
+            ('j5', 'l', 'Completed', 1, 1), ('j6', 'l', 'Completed', 1, 1);";
+    // The first run of j1 goes on while the second runs.
+    const ON: &str = "UPDATE attempt SET alive = 201 WHERE job = 'j1' AND run = 1";
+    // A lock session of some host was ended.
+    const CUT: &str = "INSERT INTO cut VALUES (7, 120, true)";
+    let wrongs: [(&[&str], &[&str]); _] = [
+        (&[], &[]),
+        (&["beside"], &["UPDATE attempt SET ended = 301 WHERE job = 'j1' AND run = 2"]),
+        (&["beside"], &[ON]),
+        // Its host was killed later, which says nothing about how long it went on.
+        (&[], &["INSERT INTO gone VALUES ('a', 260)"]),
+        (&["beside"], &["INSERT INTO gone VALUES ('a', 201)", "UPDATE attempt SET alive = 205 WHERE job = 'j1' AND run = 1"]),
+        // A frozen host's attempt may have gone on for a moment when it woke: that is the one exception.
+        (&[], &["INSERT INTO gone VALUES ('a', 140)", "UPDATE attempt SET ended = 205 WHERE job = 'j1' AND run = 1"]),
+        (&["beside"], &["UPDATE attempt SET started = 199 WHERE job = 'j6'"]),
+        (&["beside"], &["DELETE FROM held WHERE job = 'j5'"]),
+        (&["beside"], &["INSERT INTO lag VALUES (10)", "UPDATE attempt SET started = 121 WHERE job = 'j6'", "DELETE FROM held"]),
+        (&[], &["INSERT INTO lag VALUES (20)", "DELETE FROM held"]),
+        (&["lost"], &["UPDATE job SET state = 'Enqueued' WHERE job = 'j2'"]),
+        (&["lost"], &["UPDATE job SET attempts = 2 WHERE job = 'j2'"]),
+        (&["lost"], &["UPDATE attempt SET ended = NULL WHERE job = 'j6'"]),
+        // Whose end was taken without one of its own is both.
+        (&["late", "lost"], &["UPDATE job SET accepted = 1 WHERE job = 'j1'"]),
+        (&["misordered"], &["UPDATE attempt SET token = 9 WHERE job = 'j1' AND run = 2"]),
+        // Under session locks: excused from the cut until its own host knows and has stopped it.
+        (&[], &[ON, CUT, "INSERT INTO noticed VALUES ('a', 7, 190)"]),
+        (&["beside"], &[ON, CUT, "INSERT INTO noticed VALUES ('c', 7, 190)"]),
+        (&["beside"], &[ON, "INSERT INTO cut VALUES (7, 202, true)", "INSERT INTO noticed VALUES ('a', 7, 203)"]),
+        (&["beside", "unnoticed"], &[ON, CUT]),
+        (&["beside"], &[ON, "INSERT INTO cut VALUES (7, 120, false)"]),
+        (&["unnoticed"], &[CUT, "INSERT INTO noticed VALUES ('a', 7, 3000000121)"]),
+        (&["overtime"], &[CUT, "INSERT INTO noticed VALUES ('c', 7, 190)", "UPDATE attempt SET ended = 1000000191 WHERE job = 'j6'"]),
+        (&[], &[CUT, "INSERT INTO noticed VALUES ('c', 7, 190)", "UPDATE attempt SET ended = 1000000190 WHERE job = 'j6'"]),
+        (
+            &["early"],
+            &[
+                CUT,
+                "INSERT INTO noticed VALUES ('c', 7, 190)",
+                "UPDATE attempt SET started = 4000000189, ended = 4000000199 WHERE job = 'j6'",
+            ],
+        ),
+        (
+            &[],
+            &[
+                CUT,
+                "INSERT INTO noticed VALUES ('c', 7, 190)",
+                "UPDATE attempt SET started = 4000000190, ended = 4000000199 WHERE job = 'j6'",
+            ],
+        ),
+    ];
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
-        const GOOD: &str = "
-            TRUNCATE attempt, job, gone, rule, held, cut, lag;
-            INSERT INTO rule VALUES (1, 'm', 1, 0, 0), (2, 's', 3, 0, 0), (3, 'l', 2, 0, 0), (4, 'l', 1, 90, 110);
-            INSERT INTO held VALUES (4, 'j4'), (4, 'j5');
-            INSERT INTO attempt VALUES
-                ('j1', 1, 1, 'm', 'a', 100, 150, NULL), ('j1', 2, 2, 'm', 'b', 200, 250, 300), ('j2', 1, 3, 'm', 'b', 300, 350, 400),
-                ('j4', 1, 4, 'l', 'a', 80, 100, 200), ('j5', 1, 5, 'l', 'a', 120, 130, 180), ('j6', 1, 6, 'l', 'a', 200, 210, 220);
-            INSERT INTO job VALUES ('j1', 'm', 'Completed', 1, 2), ('j2', 'm', 'Completed', 1, 1), ('j4', 'l', 'Completed', 1, 1),
-                ('j5', 'l', 'Completed', 1, 1), ('j6', 'l', 'Completed', 1, 1);";
         let mut witness = Witness::new(warp_test_servers::database()).await;
-        for (view, wrong) in [
-            ("none", ""),
-            ("overlap", "UPDATE attempt SET ended = 301 WHERE job = 'j1' AND run = 2"),
-            ("overlap", "UPDATE attempt SET alive = 201 WHERE job = 'j1' AND run = 1"),
-            ("overlap", "INSERT INTO gone VALUES ('a', 201)"),
-            // A frozen host's attempt may have gone on for a moment when it woke: that is the one exception.
-            ("none", "INSERT INTO gone VALUES ('a', 140); UPDATE attempt SET ended = 205 WHERE job = 'j1' AND run = 1"),
-            ("overlap", "UPDATE attempt SET started = 199 WHERE job = 'j6'"),
-            ("overlap", "DELETE FROM held WHERE job = 'j5'"),
-            ("overlap", "INSERT INTO lag VALUES (10); UPDATE attempt SET started = 121 WHERE job = 'j6'; DELETE FROM held"),
-            ("none", "INSERT INTO lag VALUES (20); DELETE FROM held"),
-            ("lost", "UPDATE job SET state = 'Enqueued' WHERE job = 'j2'"),
-            ("lost", "UPDATE job SET attempts = 2 WHERE job = 'j2'"),
-            ("lost", "UPDATE attempt SET ended = NULL WHERE job = 'j6'"),
-            ("late", "UPDATE job SET accepted = 1 WHERE job = 'j1'"),
-            ("misordered", "UPDATE attempt SET token = 9 WHERE job = 'j1' AND run = 2"),
-        ] {
+        for (found, wrong) in wrongs {
             witness.execute(GOOD).await;
-            witness.execute(wrong).await;
-            for asked in ["overlap", "lost", "late", "misordered"] {
-                // Whose end was taken without one of its own is both.
-                let found = !witness.rows(asked).await.is_empty();
-                assert_eq!(found, asked == view || (view == "late" && asked == "lost"), "{asked} after `{wrong}`");
+            for change in wrong {
+                witness.execute(change).await;
+            }
+            for (view, _) in PROMISES {
+                assert_eq!(!witness.rows(view).await.is_empty(), found.contains(&view), "{view} after {wrong:?}");
             }
         }
     });

@@ -19,7 +19,7 @@ use warp_domain::policy::{Concurrency, Declared, Order, Stamp};
 use warp_domain::resolve::resolve;
 use warp_domain::{ClaimToken, HostId, JobHandle, JobId, KeyId, UnixMillis};
 use warp_store::codec::JsonPayload;
-use warp_store::{ClaimParams, Claimed, Exchanged, Lane, Local, StoreErrorKind, WaitersWanted};
+use warp_store::{ClaimParams, Claimed, Exchanged, HandOff, Lane, Local, StoreErrorKind};
 
 use crate::enqueue::{read_id, read_metadata};
 use crate::error::Fault;
@@ -183,12 +183,15 @@ pub(crate) async fn claim(
     ledger: Ledger,
     host: HostId,
     params: &ClaimParams,
-    wanted: &[WaitersWanted],
+    hand_off: &HandOff,
     now: UnixMillis,
     exchanged: &mut Exchanged,
 ) -> Result<(), Fault> {
-    let most = params.max as usize;
-    if most == 0 || params.lanes.is_empty() {
+    let HandOff { passes: _, wanted, extra } = hand_off;
+    let (most, extra) = (params.max as usize, *extra);
+    // Local waiters may come beside those.
+    let in_all = most.saturating_add(extra as usize);
+    if in_all == 0 || params.lanes.is_empty() {
         return Ok(());
     }
     let mut claim = Claim {
@@ -215,11 +218,11 @@ pub(crate) async fn claim(
         work.flush().await?;
         let row = sqlx::query(OLDEST).bind(lanes.clone()).fetch_one(&mut work.conn).await?;
         let bound = row.try_get::<Option<i64>, _>(0)?.unwrap_or(i64::MAX);
-        claim.take_waiters(work, most, bound, exchanged).await?;
+        claim.take_waiters(work, in_all, bound, exchanged).await?;
     }
     let mut page = i64::from(params.max).min(LARGEST_PAGE);
     let mut seen = 0;
-    exchanged.more = exchanged.claimed.len() >= most;
+    exchanged.more = exchanged.counted(extra) >= most;
     while !exchanged.more {
         let Page { found, is_cut } = claim.next_page(work, &lanes, page).await?;
         exchanged.more |= is_cut;
@@ -227,12 +230,12 @@ pub(crate) async fn claim(
             break;
         }
         seen += found.len();
-        claim.decide(work, found, most, exchanged).await?;
-        exchanged.more |= exchanged.claimed.len() >= most || seen >= MOST_CANDIDATES;
+        claim.decide(work, found, most, extra, exchanged).await?;
+        exchanged.more |= exchanged.counted(extra) >= most || seen >= MOST_CANDIDATES;
         page = (page * 2).clamp(PAGE, LARGEST_PAGE);
     }
-    if !exchanged.more && claim.may_take(work).await? {
-        claim.take_waiters(work, most, i64::MAX, exchanged).await?;
+    if exchanged.claimed.len() < in_all && claim.may_take(work).await? {
+        claim.take_waiters(work, in_all, i64::MAX, exchanged).await?;
     }
     claim.name_holders(work).await?;
     work.flush().await
@@ -365,7 +368,14 @@ impl Claim<'_> {
     }
 
     /// Decides a page in order, until enough have started.
-    async fn decide(&mut self, work: &mut Work, mut found: Vec<Found>, most: usize, exchanged: &mut Exchanged) -> Result<(), Fault> {
+    async fn decide(
+        &mut self,
+        work: &mut Work,
+        mut found: Vec<Found>,
+        most: usize,
+        extra: u32,
+        exchanged: &mut Exchanged,
+    ) -> Result<(), Fault> {
         let texts = render_keys(work, &mut found).await?;
         let keys: Vec<_> = found.iter().flat_map(|found| found.row.keys.iter().copied()).collect();
         if !keys.is_empty() {
@@ -373,7 +383,7 @@ impl Claim<'_> {
         }
         let mut decided = HashSet::with_capacity(found.len());
         for found in found {
-            if exchanged.claimed.len() >= most {
+            if exchanged.counted(extra) >= most {
                 break;
             }
             decided.insert(found.row.handle);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use warp_domain::UnixMillis;
-use warp_store::{ClaimParams, ExchangeParams, Exchanged, HandOff, Lane, StoreErrorKind};
+use warp_store::{ClaimParams, ExchangeParams, Exchanged, Lane, StoreErrorKind};
 
 use sqlx::Row as _;
 
@@ -62,11 +62,11 @@ fn open_lanes(params: &ExchangeParams, facts: &Facts) -> Option<ClaimParams> {
 }
 
 async fn at_once(work: &mut Work, params: &ExchangeParams, facts: &Facts) -> Result<Exchanged, Fault> {
-    let ExchangeParams { host, now, settles, hand_off: HandOff { passes, wanted, .. }, .. } = params;
+    let ExchangeParams { host, now, settles, hand_off, .. } = params;
     let claim = open_lanes(params, facts);
     // One view of the keys for both halves: what an end freed is what a claim finds.
     let mut ledger = work.ledger();
-    let not_passed = settle::pass(work, &mut ledger, *host, passes, *now).await?;
+    let not_passed = settle::pass(work, &mut ledger, *host, &hand_off.passes, *now).await?;
     let settled = match settles.is_empty() {
         true => Vec::new(),
         false => settle::settle(work, &mut ledger, *host, settles, facts.cancellations, *now).await?,
@@ -76,7 +76,7 @@ async fn at_once(work: &mut Work, params: &ExchangeParams, facts: &Facts) -> Res
     let due = claim.is_some() && next_due.is_some_and(|due| due <= *now);
     if let Some(claim) = claim {
         let full = if due { activate(work, *now).await? } else { false };
-        claim::claim(work, ledger, *host, &claim, wanted, *now, &mut exchanged).await?;
+        claim::claim(work, ledger, *host, &claim, hand_off, *now, &mut exchanged).await?;
         exchanged.more |= full;
     }
     work.flush().await?;
@@ -85,17 +85,17 @@ async fn at_once(work: &mut Work, params: &ExchangeParams, facts: &Facts) -> Res
 }
 
 async fn in_turn(work: &mut Work, params: &ExchangeParams, facts: &Facts) -> Result<Exchanged, Fault> {
-    let ExchangeParams { host, now, settles, hand_off: HandOff { passes, wanted, .. }, .. } = params;
+    let ExchangeParams { host, now, settles, hand_off, .. } = params;
     let claim = open_lanes(params, facts);
     let mut ledger = work.ledger();
     // Whatever the ends are cut into, what has passed on has done so before all of them.
-    let not_passed = settle::pass(work, &mut ledger, *host, passes, *now).await?;
+    let not_passed = settle::pass(work, &mut ledger, *host, &hand_off.passes, *now).await?;
     work.flush().await?;
     let settled = settle::settle_all(work, &mut ledger, *host, settles, *now).await?;
     let mut exchanged = Exchanged { settled, not_passed, ..Exchanged::default() };
     if let Some(claim) = claim {
         let full = activate(work, *now).await?;
-        claim::claim(work, ledger, *host, &claim, wanted, *now, &mut exchanged).await?;
+        claim::claim(work, ledger, *host, &claim, hand_off, *now, &mut exchanged).await?;
         exchanged.more |= full;
     }
     exchanged.next_due = work.next_due().await?;

@@ -412,6 +412,16 @@ pub struct Signals {
     pub paused_queues: Vec<String>,
 }
 
+impl Exchanged {
+    /// How many of the claimed count against [`ClaimParams::max`]: all but so many local waiters that come beside it
+    /// ([`HandOff::extra`]).
+    #[must_use]
+    pub fn counted(&self, extra: u32) -> usize {
+        let waits = self.claimed.iter().filter(|claimed| matches!(claimed.local, Some(Local::Waits(_)))).take(extra as usize);
+        self.claimed.len() - waits.count()
+    }
+}
+
 /// How often a host should look for work without having been told to: the safety net under [`Store::changed`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Polling {

@@ -301,6 +301,7 @@ impl Pair<'_> {
         ending.extend(fresh);
         let claim = rng.chance(85).then(|| ClaimParams { lanes: lanes(&QUEUES, &self.served(at)), max: 1 + rng.below(4) as u32 });
         let most = if rng.chance(70) { 1 + rng.below(3) as u32 } else { 0 };
+        let extra = if rng.chance(50) { rng.below(4) as u32 } else { 0 };
         let mut wanted: Vec<[KeyId; 2]> = Vec::new();
         for run in self.runs[at].iter().chain(&ending).filter(|run| most > 0 && !run.waits) {
             wanted.extend(run.keys.filter(|keys| !wanted.contains(keys)));
@@ -316,7 +317,9 @@ impl Pair<'_> {
         let names: Vec<_> = ending.iter().map(|run| (short(run.id), run.settle.as_ref().map(|(ending, _)| ending.clone()))).collect();
         let max = claim.as_ref().map(|claim| claim.max);
         let moved: Vec<_> = passed.iter().map(|passed| passed.jobs.map(short)).collect();
-        self.say(|line| write!(line, "host {at} passes {moved:?}, settles {names:?} and claims {max:?}, {most} more of {wanted:?}"));
+        self.say(|line| {
+            write!(line, "host {at} passes {moved:?}, settles {names:?} and claims {max:?}, {most} more of {wanted:?}, {extra} beside")
+        });
         let (left, right) = both!(self, |store, side| {
             let settles = ending.iter().filter_map(|run| {
                 let (ending, state) = run.settle.clone()?;
@@ -330,7 +333,7 @@ impl Pair<'_> {
                 hand_off: HandOff {
                     passes: passed.iter().map(|passed| passed.passes[side]).collect(),
                     wanted: wanted.iter().map(|keys| WaitersWanted { key: keys[side], most }).collect(),
-                    extra: 0,
+                    extra,
                 },
             })
         });

@@ -1010,7 +1010,7 @@ impl Model {
         let mut done = Exchanged { settled, not_passed, ..Exchanged::default() };
         if let Some(claim) = &params.claim {
             let mut wanted: Vec<_> = wanted.iter().map(|wanted| (wanted.key, wanted.most)).collect();
-            self.claim(&mut tx, params.host, claim, &mut wanted, &mut done);
+            self.claim(&mut tx, params.host, claim, &mut wanted, params.hand_off.extra, &mut done);
         }
         self.commit(tx);
         let due = self.rows.values().filter(|row| row.place == Place::Scheduled).map(|row| row.due);
@@ -1183,7 +1183,7 @@ impl Model {
 
     /// Page by page, what is reserved first, oldest due first; what a page has woken is in the next. Waiters out of the
     /// lines of the wanted keys come before that, as far as they are older than everything else, and after it.
-    fn claim(&mut self, tx: &mut Tx, host: HostId, params: &ClaimParams, wanted: &mut [(KeyId, u32)], done: &mut Exchanged) {
+    fn claim(&mut self, tx: &mut Tx, host: HostId, params: &ClaimParams, wanted: &mut [(KeyId, u32)], extra: u32, done: &mut Exchanged) {
         let now = tx.now;
         for row in self.rows.values_mut().filter(|row| row.place == Place::Scheduled && row.due <= now) {
             row.place = Place::Ready;
@@ -1198,9 +1198,10 @@ impl Model {
         let is_its = |row: &Row, lane: &Lane| row.job.queue == lane.queue && row.job.contract == lane.declarations.contract;
         let in_sight = self.rows.values().filter(runnable).filter(|row| lanes.iter().any(|lane| is_its(row, lane)));
         let bound = in_sight.map(|row| row.due).min();
-        self.take_waiters(tx, host, wanted, most, bound, &lanes, done);
+        let in_all = most.saturating_add(extra as usize);
+        self.take_waiters(tx, host, wanted, in_all, bound, &lanes, done);
         let (mut page, mut seen) = (most, 0);
-        while done.claimed.len() < most && seen < MOST_CANDIDATES {
+        while done.counted(extra) < most && seen < MOST_CANDIDATES {
             let mut found = self.page(&lanes, Place::Reserved, page);
             if found.is_empty() {
                 found = self.page(&lanes, Place::Ready, page);
@@ -1211,17 +1212,15 @@ impl Model {
             seen += found.len();
             self.name_keys(&found);
             for (job, lane) in found {
-                if done.claimed.len() < most {
+                if done.counted(extra) < most {
                     self.claim_one(tx, host, job, lane, wanted, done);
                 }
             }
             self.hand_on_further(tx);
             page = (page * 2).clamp(64, 1024);
         }
-        done.more = done.claimed.len() >= most || seen >= MOST_CANDIDATES;
-        if !done.more {
-            self.take_waiters(tx, host, wanted, most, None, &lanes, done);
-        }
+        done.more = done.counted(extra) >= most || seen >= MOST_CANDIDATES;
+        self.take_waiters(tx, host, wanted, in_all, None, &lanes, done);
     }
 
     /// B8: out of the lines, as far as their oldest may wait inside the host and are not due after the bound.

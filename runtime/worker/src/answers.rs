@@ -141,7 +141,8 @@ impl Control {
     fn on_exchanged(&mut self, id: u64, handlers: &Handlers, result: Result<Exchanged, StoreError>) {
         let Some(exchange) = self.exchanges.answered(id) else { return };
         let boot = self.surroundings.boot();
-        let Exchanged { settled, claimed, more, next_due, parked, parked_again, skipped, unacceptable, reserved, not_passed } = match result {
+        let Exchanged { settled, claimed, more, next_due, parked, parked_again, skipped, unacceptable, reserved, not_passed } = match result
+        {
             Ok(exchanged) => exchanged,
             Err(error) => {
                 let kind = error.kind();

@@ -37,8 +37,8 @@ use warp_domain::ending::Ending;
 use warp_domain::{ClaimToken, Digest, HostId};
 use warp_pipeline::{Handler, StopReason, StopSignal};
 use warp_store::{
-    CancelSignal, ClaimParams, Claimed, ExchangeParams, Exchanged, HandOff, HostSeen, Lane, Local, Pass, Polling, RenewParams, Renewed, Rescued, RunOutput,
-    Served, Settle, SettleVerdict, Signals, Store, StoreError, StoreErrorKind,
+    CancelSignal, ClaimParams, Claimed, ExchangeParams, Exchanged, HandOff, HostSeen, Lane, Local, Pass, Polling, RenewParams, Renewed,
+    Rescued, RunOutput, Served, Settle, SettleVerdict, Signals, Store, StoreError, StoreErrorKind,
 };
 
 use crate::calls::{Parent, RunCalls};
@@ -722,7 +722,11 @@ impl Control {
         });
         Situation {
             appetite: appetite.max().unwrap_or(Appetite::None),
-            in_full_swing: self.groups.iter().enumerate().any(|(at, group)| group.is_in_full_swing(self.lines.waiting(at) + self.lines.held(at))),
+            in_full_swing: self
+                .groups
+                .iter()
+                .enumerate()
+                .any(|(at, group)| group.is_in_full_swing(self.lines.waiting(at) + self.lines.held(at))),
             keyed_runs: self.keyed > 0 || self.lines.may_free(),
         }
     }
@@ -774,7 +778,8 @@ impl Control {
             (wanted, extra) = (Arc::clone(&asked.wanted), asked.extra);
         }
         let (id, Batch { settles, passes, .. }) = self.exchanges.send(boot, asked);
-        let params = ExchangeParams { host: self.host, now: self.surroundings.now(), settles, claim, hand_off: HandOff { passes, wanted, extra } };
+        let params =
+            ExchangeParams { host: self.host, now: self.surroundings.now(), settles, claim, hand_off: HandOff { passes, wanted, extra } };
         let (store, bound, handlers) = (Arc::clone(&self.store), self.config.call_bound, Arc::clone(&self.handlers));
         self.tasks.spawn(async move {
             let result = guarded("settle and claim", bound, store.exchange(params)).await;

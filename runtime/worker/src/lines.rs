@@ -284,6 +284,8 @@ impl Lines {
                 let (out, kept): (VecDeque<_>, VecDeque<_>) = line.waiters.drain(..).partition(|(since, _)| over(*since));
                 line.waiters = kept;
                 taken.extend(out.into_iter().map(|(_, run)| run));
+                // Whatever runs there now takes longer than those before it: nobody else is asked for until runs are short again.
+                line.run_seconds = Some(line.run_seconds.unwrap_or_default().max(PATIENCE.as_secs_f64()));
             }
             // A moment later, so that by then it is over.
             let next = line.waiters.iter().map(|(since, _)| since.saturating_add(PATIENCE + Duration::from_millis(1))).min();

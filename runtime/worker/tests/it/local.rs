@@ -62,6 +62,8 @@ async fn a_slot_passes_through_several_runs_before_anything_is_written() {
     let world = World::new();
     let inside = Inside::default();
     let ids = many(&world, 200).await;
+    // A commit takes longer than a run.
+    world.fault("exchange", Fault::Slow(Duration::from_millis(2)), usize::MAX);
     let _host = world.host(config_of(4, 2), vec![offer("a", mutex("k"), inside.handler())]);
     world.all(&ids, State::Completed).await;
     inside.assert_alone(200);

@@ -170,7 +170,7 @@ BEGIN
            AND NOT EXISTS (SELECT FROM warp.slot s WHERE s.job = u.job AND s.token = u.token);
         -- Its last holder is no run of this host any more: it comes free with the end that it was to pass on from.
         SELECT coalesce(array_agg(s.job), '{}'), coalesce(array_agg(s.key), '{}') INTO v_stranded, v_keys
-          FROM unnest(n_key, n_from, n_from_token) u (key, job, token) JOIN warp.slot s ON s.job = u.job AND s.key = u.key AND s.token = u.token;
+          FROM unnest(n_key, n_from, n_from_token) u (key, job, token) JOIN warp.slot s ON s.job = u.job AND s.key = u.key AND s.token = u.token AND s.host = p_host;
     END IF;
 
     -- Ends, first those that touch no key's line and nothing that is shared: one statement for all.
@@ -325,7 +325,7 @@ BEGIN
     IF cardinality(v_stranded) > 0 THEN
         v_is_plain := false;
         WITH freed AS (
-            DELETE FROM warp.slot s WHERE s.job = ANY (v_stranded) AND NOT EXISTS (SELECT FROM warp.running r WHERE r.host = p_host AND r.handle = s.job)
+            DELETE FROM warp.slot s WHERE s.job = ANY (v_stranded) AND s.host = p_host AND NOT EXISTS (SELECT FROM warp.running r WHERE r.host = p_host AND r.handle = s.job)
             RETURNING s.key
         )
         SELECT array_agg(DISTINCT f.key) INTO v_stranded FROM freed f;

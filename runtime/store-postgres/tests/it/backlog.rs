@@ -77,7 +77,8 @@ async fn a_claim_reads_what_it_takes() {
     drop(another(&database, StatementMode::Prepared).await);
     let mut conn = PgConnection::connect(database.url()).await.expect("a connection");
     let claim = "SELECT FROM warp.exchange(1, 0, '{}', '{}', '{}', '{}', '{}', NULL, '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', \
-                 '{}', '{}', '{}', '{}', '{}', '{1}', '{1}', '{false}', '{1}', 100, '{NULL}', '{NULL}', '{}', '{}', '{}', '{}', '{}', NULL, NULL)";
+                 '{}', '{}', '{}', '{}', '{}', '{1}', '{1}', '{false}', '{1}', 100, '{NULL}', '{NULL}', '{}', '{}', '{}', '{}', '{}', NULL, NULL, \
+                 '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', 0)";
     let few = "INSERT INTO warp.lane (contract, queue) VALUES ('c', 'q');
          SELECT warp.register_host('h', '1', 'ledger', 0);
          INSERT INTO warp.job (handle, id, created_at, lane, payload) SELECT n, gen_random_uuid(), 0, 1, '{}' FROM generate_series(1, 20001) n;

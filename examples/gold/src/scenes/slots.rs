@@ -12,7 +12,7 @@ use warp_domain::ending::Ending;
 use warp_domain::policy::Declared;
 use warp_domain::resolve::Declarations;
 use warp_domain::{ClaimToken, Digest, HostId, UnixMillis};
-use warp_store::{ClaimParams, Claimed, ExchangeParams, HostInfo, Lane, RunOutput, Served, Settle, SettleVerdict, Store};
+use warp_store::{ClaimParams, Claimed, ExchangeParams, HandOff, HostInfo, Lane, RunOutput, Served, Settle, SettleVerdict, Store};
 use warp_store_sqlite::{OpenOptions, SqliteStore};
 
 use super::Size;
@@ -119,7 +119,7 @@ impl Hand {
 
     async fn claim(&self) -> Result<Vec<Claimed>> {
         let claim = ClaimParams { lanes: [self.lane.clone()].into(), max: HELD as u32 };
-        let params = ExchangeParams { host: self.host, now: now(), settles: [].into(), claim: Some(claim) };
+        let params = ExchangeParams { host: self.host, now: now(), settles: [].into(), claim: Some(claim), hand_off: HandOff::default() };
         Ok(self.store.exchange(params).await?.claimed)
     }
 
@@ -135,7 +135,7 @@ impl Hand {
             state: Vec::new(),
             took: Duration::ZERO,
         };
-        let params = ExchangeParams { host: self.host, now: now(), settles: [settle].into(), claim: None };
+        let params = ExchangeParams { host: self.host, now: now(), settles: [settle].into(), claim: None, hand_off: HandOff::default() };
         self.store.exchange(params).await?.settled.first().copied().context("a settle without a verdict")
     }
 }

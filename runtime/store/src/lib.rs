@@ -1,6 +1,6 @@
 //! The store of jobs: what a database driver must do, and nothing about how.
 //!
-//! One trait ([`Store`]), three drivers, one conformance suite. A driver owns its SQL entirely; what all share is
+//! One trait ([`Store`]), two drivers, one conformance suite. A driver owns its SQL entirely; what all share is
 //! the meaning of each command, the decisions of `warp-domain` and the encodings in [`codec`].
 //!
 //! What must stay true of every driver:

@@ -2,23 +2,27 @@
 //!
 //! They are the tests that `cargo xtask test` runs too, told by `WARP_SOAK` to kill, replace and enqueue more often.
 //! What they measure is printed as they go, one test at a time, so that none disturbs another's figures. Before them come the
-//! large cases of the explorer of session locks, optimised, since they walk millions of states.
+//! large cases of the explorer of session locks, optimised, since they walk millions of states, and the statements of a job under
+//! session locks.
 
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result};
 
-use crate::plugins;
+use crate::{plugins, servers};
 
 /// The part that needs no program and no server.
 const INTERLEAVINGS: &str = "interleavings";
+/// What a job costs in statements under session locks, held to the bars of the design: counted, so alone on the machine.
+const STATEMENTS: &str = "statements";
 
 /// The command line.
 #[derive(clap::Args)]
 pub struct Args {
     /// Only this part: crowd, killed, replaced, shipped or stopped of the acceptance; faults, or one of them by its path
-    /// such as faults::cases::ledger::the_network_falls_silent; interleavings of session locks and of local waiters
+    /// such as faults::cases::ledger::the_network_falls_silent; interleavings of session locks and of local waiters;
+    /// statements of session locks
     #[arg(value_name = "PART")]
     part: Option<String>,
     /// Repeat so often, or until something fails
@@ -41,6 +45,21 @@ pub fn run(root: &Path, args: &Args) -> Result<ExitCode> {
             return Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
     }
+    let mut counted = true;
+    if part.is_none_or(|part| part == STATEMENTS) {
+        servers::install()?;
+        let status = Command::new(env!("CARGO"))
+            .args(["test", "--package", "warp-store-postgres", "--test", "it", "--"])
+            .args(["session::", "--ignored", "--nocapture", "--test-threads", "1"])
+            .current_dir(root)
+            .status()
+            .context("cargo test")?;
+        // A bar that is missed keeps nobody from the faults.
+        counted = status.success();
+        if part.is_some() {
+            return Ok(if counted { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+        }
+    }
     // Plugins that cannot be built here are left out by the test that needs them, which says so.
     plugins::run(root, &plugins::Args::everything())?;
     for round in 1..=args.repeat {
@@ -57,7 +76,7 @@ pub fn run(root: &Path, args: &Args) -> Result<ExitCode> {
             return Ok(ExitCode::FAILURE);
         }
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(if counted { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// What selects the tests of a part.

@@ -40,6 +40,14 @@ struct Tally {
 }
 
 impl Tally {
+    /// The last line. Whoever reads no other learns from it which tests did not run; why stands above.
+    fn summary(&self) -> String {
+        let Tally { passed, failed, ignored, not_run, .. } = self;
+        let names: Vec<_> = not_run.iter().map(|what| what.split_once(' ').map_or(what.as_str(), |(name, _)| name)).collect();
+        let names = if names.is_empty() { String::new() } else { format!(" ({})", names.join(", ")) };
+        format!("{passed} passed, {failed} failed, {ignored} not run{names}, SQL Server not tested")
+    }
+
     /// Takes the counts out of a line such as `test result: ok. 3 passed; 0 failed; 1 ignored; …`, out of `test name ... ignored,
     /// why` what did not run, out of `test name ... FAILED` what failed, and out of `thread 'name' (7) panicked at place:`, and
     /// the line after it, why. A test's own thread has its name.
@@ -146,7 +154,7 @@ pub fn run(root: &Path, args: &Args) -> Result<ExitCode> {
     for what in &broken {
         println!("broken: {what}");
     }
-    println!("{} passed, {} failed, {} not run", tally.passed, tally.failed, tally.ignored);
+    println!("{}", tally.summary());
     Ok(if broken.is_empty() && tally.failed == 0 && tally.passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -157,6 +165,16 @@ fn cargo(root: &Path, args: &[&str]) -> Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_last_line_names_what_did_not_run() {
+        let mut tally = Tally::default();
+        tally.add("test a::slow ... ignored, minutes; `some command` runs it");
+        tally.add("test b::other ... ignored");
+        tally.add("test result: ok. 5 passed; 0 failed; 2 ignored; 0 measured; 0 filtered out; finished in 1.00s");
+        assert_eq!(tally.summary(), "5 passed, 0 failed, 2 not run (a::slow, b::other), SQL Server not tested");
+        assert_eq!(Tally::default().summary(), "0 passed, 0 failed, 0 not run, SQL Server not tested");
+    }
 
     #[test]
     fn counts_are_added_up() {

@@ -504,7 +504,7 @@ const SANE: f64 = 30.0;
 
 /// What a job costs in statements, counted by the server. Alone on the machine.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "counts statements, alone on the machine; no command runs it, only `cargo test -p warp-store-postgres -- --ignored`"]
+#[ignore = "counts statements, alone on the machine; `cargo xtask soak statements` runs it"]
 async fn jobs_of_a_key_cost_few_statements() {
     take_turns(400, &[(1, 8, 2.0), (1, 1, 3.0), (3, 8, 3.0), (3, 1, 5.0)]).await;
 }

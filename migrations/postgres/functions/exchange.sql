@@ -251,19 +251,22 @@ BEGIN
             IF v_end.other IS NOT NULL THEN
                 PERFORM warp.keep_output(v_row.handle, v_end.other);
             END IF;
+            v_row.settled := v_end.token;
+            IF v_exit ->> 'to' = 'not-begun' THEN
+                v_row := warp.unclaimed(v_row);
+            END IF;
             IF EXISTS (SELECT FROM warp.cancel_request c WHERE c.job = v_row.handle) THEN
                 -- Somebody asked for its end: it does not run again.
-                IF v_exit ->> 'to' IN ('retry', 'snooze', 'hand-back', 'deleted') THEN
+                IF v_exit ->> 'to' IN ('retry', 'snooze', 'hand-back', 'not-begun', 'deleted') THEN
                     SELECT jsonb_build_object('to', 'cancelled', 'by', c.asked_by) INTO v_exit
                       FROM warp.cancel_request c WHERE c.job = v_row.handle AND c.token = v_end.token;
                     v_exit := coalesce(v_exit, v_end.exit);
                 END IF;
                 DELETE FROM warp.cancel_request c WHERE c.job = v_row.handle;
             END IF;
-            IF v_exit ->> 'to' = 'hand-back' OR v_exit ->> 'to' IN ('retry', 'snooze') AND (v_exit ->> 'at')::bigint <= v_now THEN
+            IF v_exit ->> 'to' = 'hand-back' OR v_exit ->> 'to' = 'not-begun' AND v_row.place = 1 OR v_exit ->> 'to' IN ('retry', 'snooze') AND (v_exit ->> 'at')::bigint <= v_now THEN
                 v_announce := v_announce || v_row.lane;
             END IF;
-            v_row.settled := v_end.token;
             v_rows := v_rows || v_row;
             v_exits := v_exits || v_exit;
             v_took := v_took || v_end.took;

@@ -353,9 +353,11 @@ BEGIN
     ), gone AS (
         DELETE FROM warp.waiting w USING fit f WHERE f.may AND w.handle = f.handle RETURNING w.*
     )
-    INSERT INTO warp.running AS s (handle, due, changed_at, lane, run, attempt, deaths, place, is_unique, bytes, stamp, digest, host, claimed_at, token, settled, keys, ticket)
+    -- What it stood on, and how it was refused, stays with it: that is where it goes if it does not begin.
+    INSERT INTO warp.running AS s (handle, due, changed_at, lane, run, attempt, deaths, place, is_unique, bytes, stamp, digest, host, claimed_at, token, settled, keys, ticket,
+                                   parked_on, refusal)
     SELECT g.handle, g.due, p_now, g.lane, g.run + 1, g.attempt + 1, g.deaths, 4, g.is_unique, g.bytes, g.stamp, p_digests[array_position(p_lanes, g.lane)], p_host, p_now,
-           nextval('warp.token'), g.settled, g.keys, g.ticket
+           nextval('warp.token'), g.settled, g.keys, g.ticket, g.parked_on, g.refusal
       FROM (SELECT * FROM gone ORDER BY gone.ticket) g
     RETURNING s.handle, s.token, s.run, s.attempt, s.lane, s.stamp, s.due;
     -- Whoever is the oldest now may have room, stamped with a larger limit.
@@ -364,11 +366,21 @@ BEGIN
     END IF;
 END $$;
 
+-- B8: a run that has not begun, as it stood before its claim: in its line, or ready.
+CREATE OR REPLACE FUNCTION warp.unclaimed(INOUT p_row warp.state_row) LANGUAGE plpgsql AS $$
+BEGIN
+    p_row.place := CASE WHEN p_row.parked_on IS NULL THEN 1 ELSE 2 END;
+    p_row.run := p_row.run - 1;
+    p_row.attempt := p_row.attempt - 1;
+    p_row.host := NULL;
+    p_row.claimed_at := NULL;
+END $$;
+
 -- Every way out of a run and out of the line (C5): moves a row that the caller has taken out of its table to where
 -- `p_exit` says, with history, counters, unique key and slots. Its key rows are locked.
 -- p_exit: {"to": "completed", "result"} | {"to": "failed", "message", "reason"} | {"to": "deleted", "message"}
 --   | {"to": "cancelled", "by"} | {"to": "retry", "message", "at"} | {"to": "snooze", "at"}
---   | {"to": "hand-back", "message"} | {"to": "rescued"}
+--   | {"to": "hand-back", "message"} | {"to": "rescued"} | {"to": "not-begun"}: it stands as `warp.unclaimed` has left it.
 CREATE OR REPLACE FUNCTION warp.leave(p_row warp.state_row, p_exit jsonb, p_took bigint, p_now bigint)
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -440,6 +452,8 @@ BEGIN
         v_new_turn := false;
         v_event := 7;
         PERFORM warp.count('stats:requeued', 'hand-back', 1);
+    WHEN 'not-begun' THEN
+        v_new_turn := false;
     WHEN 'rescued' THEN
         p_row.place := 1;
         v_charged := false;
@@ -469,8 +483,10 @@ BEGIN
     IF p_row.place >= 10 OR v_new_turn AND NOT v_keeps THEN
         p_row.ticket := NULL;
     END IF;
-    p_row.parked_on := NULL;
-    p_row.refusal := NULL;
+    IF v_to <> 'not-begun' THEN
+        p_row.parked_on := NULL;
+        p_row.refusal := NULL;
+    END IF;
     p_row.token := NULL;
     p_row.changed_at := p_now;
     p_row.took_us := CASE WHEN was_running THEN p_took END;
@@ -483,7 +499,7 @@ BEGIN
             p_row.host := NULL;
         END IF;
         INSERT INTO warp.ended VALUES (p_row.*);
-    ELSIF p_row.place = 0 THEN
+    ELSIF p_row.place IN (0, 2) THEN
         p_row.host := NULL;
         INSERT INTO warp.waiting VALUES (p_row.*);
     ELSE

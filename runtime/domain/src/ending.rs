@@ -124,6 +124,10 @@ pub enum Ending {
         /// Why it was given back.
         message: String,
     },
+    /// → where the claim found it, its place in line included, as if it had not been claimed: nothing is counted and the
+    /// history says nothing. For a job that has waited inside its host for a slot and did not begin (slots.md B8); a slot
+    /// that has come to it is free.
+    NotBegun,
     /// → Deleted.
     Deleted {
         /// Why.

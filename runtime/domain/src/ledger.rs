@@ -647,19 +647,27 @@ impl Ledger {
     pub fn unreserve(&mut self, key: KeyId, waiter: Waiter, order: Order) -> u64 {
         let job = waiter.job;
         self.forget_promises(job, &[key]);
+        let ticket = match order {
+            Order::Fifo if self.rules.hold(Rule::FifoKeepsItsTicket) => waiter.ticket,
+            Order::Fifo | Order::Any => self.draw_ticket(),
+        };
+        self.stand_again(key, Waiter { ticket, ..waiter });
+        ticket
+    }
+
+    /// B8: a job that was taken out of the line to wait inside a host and has not begun stands where it stood, and what it
+    /// held is handed on. Nobody who came after it has started without its place being looked at: whoever holds the key now
+    /// was given it while it counted as a run. The row is parked before the effects are written, as with [`Ledger::unreserve`].
+    pub fn stand_again(&mut self, key: KeyId, waiter: Waiter) {
+        let job = waiter.job;
         let state = self.state(key);
         let held = state.slots.len();
         state.slots.retain(|slot| slot.job != job);
         if state.slots.len() < held {
             self.effects.push(Effect::Free { job });
         }
-        let ticket = match order {
-            Order::Fifo if self.rules.hold(Rule::FifoKeepsItsTicket) => waiter.ticket,
-            Order::Fifo | Order::Any => self.draw_ticket(),
-        };
-        self.state(key).insert(Waiter { ticket, ..waiter });
+        self.state(key).insert(waiter);
         self.hand_on(key);
-        ticket
     }
 
     /// B4: while the oldest waiter that counts could start, it is given its slots, oldest first. One that needs

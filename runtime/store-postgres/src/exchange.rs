@@ -524,6 +524,7 @@ pub(crate) fn exit(ending: &Ending) -> Value {
         Ending::Retry { message, at } => json!({"to": "retry", "message": without_nul(message), "at": at.0}),
         Ending::Snooze { at } => json!({"to": "snooze", "at": at.0}),
         Ending::HandBack { message } => json!({"to": "hand-back", "message": without_nul(message)}),
+        Ending::NotBegun => json!({"to": "not-begun"}),
         Ending::Deleted { message } => json!({"to": "deleted", "message": without_nul(message)}),
     }
 }

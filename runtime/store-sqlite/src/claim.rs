@@ -537,8 +537,11 @@ impl Claim<'_> {
         row.token = Some(token);
         row.host = Some(self.host.0);
         row.digest = Some(self.digests[lane]);
-        row.parked_on = None;
-        row.refusal = None;
+        // What a waiter stood on, and how it was refused, stays with it: that is where it goes if it does not begin.
+        if waits.is_none() {
+            row.parked_on = None;
+            row.refusal = None;
+        }
         row.changed_at = self.now.0;
         work.audit(Audit::new(row.handle, self.now, Event::Processing).run_of(&row));
         let passes = |rules: &Concurrency| rules.weight == 1 && rules.order == Order::Any;

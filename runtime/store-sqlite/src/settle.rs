@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use sqlx::Row as _;
 use warp_domain::ending::{Ending, FailedReason};
-use warp_domain::ledger::{Ledger, keeps_ticket_on_retry};
+use warp_domain::ledger::{Ledger, Waiter, keeps_ticket_on_retry};
 use warp_domain::{ClaimToken, HostId, JobHandle, UnixMillis};
 use warp_store::{NewJob, Pass, RunOutput, Settle, SettleVerdict, StateVerdict, StoreErrorKind, codec};
 
@@ -258,9 +258,14 @@ async fn settle_one(
         }
     }
     write_output(work, row.handle, row.run, &settle.output);
+    if let Ending::NotBegun = ending {
+        unclaim(work, row).await?;
+    }
     let exit = match (cancelled_by, ending) {
         // Somebody asked for its end: it does not run again.
-        (Some(by), Ending::Retry { .. } | Ending::Snooze { .. } | Ending::HandBack { .. } | Ending::Deleted { .. }) => Exit::Cancelled(by),
+        (Some(by), Ending::Retry { .. } | Ending::Snooze { .. } | Ending::HandBack { .. } | Ending::NotBegun | Ending::Deleted { .. }) => {
+            Exit::Cancelled(by)
+        }
         _ => Exit::Ended(ending),
     };
     end(work, ledger, row, exit, Some(settle.took), now).await?;
@@ -343,6 +348,12 @@ pub(crate) async fn end(
     took: Option<Duration>,
     now: UnixMillis,
 ) -> Result<(), Fault> {
+    if let Exit::Ended(Ending::NotBegun) = exit {
+        stand_again(work, ledger, row).await?;
+        row.changed_at = now.0;
+        finish(work, row);
+        return Ok(());
+    }
     let was_running = row.place == Place::Running;
     let mut about = Audit::new(row.handle, now, Event::Completed);
     if was_running {
@@ -354,6 +365,8 @@ pub(crate) async fn end(
     // Whether it is charged, and whether its place in line is free for others.
     let (mut charged, mut new_turn) = (true, true);
     match exit {
+        // Above.
+        Exit::Ended(Ending::NotBegun) => {}
         Exit::Ended(Ending::Completed { result: value }) => {
             row.place = Place::Completed;
             result.clone_from(value);
@@ -424,6 +437,36 @@ pub(crate) async fn end(
     row.host = None;
     row.changed_at = now.0;
     finish(work, row);
+    Ok(())
+}
+
+/// B8: a run that has not begun, as it stood before its claim: in its line, or ready. Nothing says that it was claimed.
+async fn unclaim(work: &mut Work, row: &mut StateRow) -> Result<(), Fault> {
+    work.frame().await?;
+    sqlx::query("DELETE FROM audit WHERE job = ? AND run = ? AND event = ?")
+        .bind(row.handle)
+        .bind(row.run)
+        .bind(Event::Processing as i64)
+        .execute(&mut work.conn)
+        .await?;
+    row.place = if row.parked_on.is_some() { Place::Parked } else { Place::Ready };
+    row.run = row.run.saturating_sub(1);
+    row.attempt = row.attempt.saturating_sub(1);
+    row.host = None;
+    Ok(())
+}
+
+/// The place in line of a row that [`unclaim`] has put back, and what it holds handed on.
+async fn stand_again(work: &mut Work, ledger: &mut Ledger, row: &StateRow) -> Result<(), Fault> {
+    let (Some(key), Some(ticket)) = (row.parked_on, row.ticket) else {
+        ledger.release(row.job(), &row.keys);
+        return Ok(());
+    };
+    let rules = work.concurrency_of(row.job(), row.stamp).await?;
+    let claimable = sqlx::query("SELECT 1 FROM claimable_lane WHERE lane = ?").bind(row.lane).fetch_optional(&mut work.conn).await?;
+    let (limit, weight) = (rules.limit, rules.weight);
+    let waiter = Waiter { job: row.job(), ticket, limit, weight, several_keys: row.keys.len() > 1, claimable: claimable.is_some() };
+    ledger.stand_again(key, waiter);
     Ok(())
 }
 

@@ -5,11 +5,13 @@
 use std::time::Duration;
 
 use warp_domain::KeyId;
-use warp_domain::ending::State;
+use warp_domain::ending::{Ending, State};
 use warp_domain::policy::{Concurrency, OnRetry};
-use warp_store::{ClaimParams, Claimed, ExchangeParams, Exchanged, HandOff, Local, Pass, Settle, SettleVerdict, WaitersWanted};
+use warp_store::{
+    ClaimParams, Claimed, CommandVerdict, ExchangeParams, Exchanged, HandOff, Local, Pass, Settle, SettleVerdict, WaitersWanted, Waiting,
+};
 
-use crate::world::{Host, World, done, fifo, gated, hand_back, mutex, retry_at, semaphore, settle, skipping};
+use crate::world::{Host, World, done, fifo, gated, mutex, retry_at, semaphore, settle, skipping};
 
 /// One round trip with what has passed on, and with so many local waiters of the key.
 async fn exchange(world: &World, host: &Host, passes: &[Pass], settles: Vec<Settle>, max: u32, wanted: Option<(KeyId, u32)>) -> Exchanged {
@@ -199,22 +201,65 @@ pub async fn a_local_waiter_goes_back_as_it_came(world: World) {
     assert_eq!(world.waiters("k").await, ids[1..]);
     let inside = claim(&world, &host, 1, key, 1).await;
     assert_eq!(inside[0].id, ids[1]);
-    world.end(&host, &inside[0], hand_back()).await;
-    let summary = world.details(ids[1]).await.summary;
-    assert_eq!((summary.state, summary.attempts), (State::Enqueued, 0));
+    let (requeued, late) = (world.counter("stats:requeued").await, inside[0].clone());
+    world.end(&host, &inside[0], Ending::NotBegun).await;
     assert_eq!(world.holders("k").await, ids[..1]);
-    assert!(world.claim(&host, 5).await.is_empty());
-    assert_eq!(world.waiters("k").await, ids[1..], "it stands where it stood");
+    assert_eq!(world.waiters("k").await, ids[1..], "it stands where it stood, and no claim has to park it again");
+    let details = world.details(ids[1]).await;
+    assert_eq!((details.summary.state, details.summary.attempts), (State::Enqueued, 0));
+    assert_eq!(world.events(ids[1]).await, world.events(ids[2]).await, "nobody is told that it was away");
+    assert!(matches!(details.waiting, Some(Waiting::ForKey { place: 1, .. })), "{:?}", details.waiting);
+    assert_eq!(world.counter("stats:requeued").await, requeued);
+    // The same end once more, and another of that run, change nothing.
+    let again = exchange(&world, &host, &[], vec![settle(&late, Ending::NotBegun)], 0, None).await;
+    assert_eq!(again.settled, [SettleVerdict::Repeated]);
+    assert_eq!(world.waiters("k").await, ids[1..]);
     // The key comes free beside it: it starts like anybody else.
     let inside = claim(&world, &host, 2, key, 2).await;
-    assert_eq!(inside.len(), 2);
+    assert_eq!(inside.iter().map(|run| (run.id, run.run, run.attempt)).collect::<Vec<_>>(), [(ids[1], 1, 1), (ids[2], 1, 1)]);
     world.complete(&host, &first).await;
     assert_eq!(world.holders("k").await, []);
-    for run in &inside {
-        world.end(&host, run, hand_back()).await;
+    for run in inside.iter().rev() {
+        world.end(&host, run, Ending::NotBegun).await;
     }
     let next = world.claim_one(&host).await;
-    assert_eq!((next.id, next.attempt, held(&next)), (ids[1], 1, Some(key)));
+    // The later one was back first, when nobody stood before it.
+    assert_eq!((next.id, next.run, next.attempt, held(&next)), (ids[2], 1, 1, Some(key)));
+    assert_eq!(world.waiters("k").await, ids[1..2]);
+}
+
+/// Whoever never stood in line and does not begin is ready again, unknown to it; somebody who wants it gone finds it gone.
+pub async fn a_fresh_local_waiter_goes_back_as_it_came(world: World) {
+    let Some((host, ids, first, key)) = holding(&world, 3).await else { return };
+    let inside = claim(&world, &host, 2, key, 2).await;
+    assert_eq!(inside.iter().map(|run| run.id).collect::<Vec<_>>(), ids[1..]);
+    world.end(&host, &inside[0], Ending::NotBegun).await;
+    assert_eq!(world.waiters("k").await, []);
+    assert_eq!(world.events(ids[1]).await, ["Created"]);
+    assert_eq!(world.details(ids[1]).await.summary.attempts, 0);
+    world.cancel(ids[2], CommandVerdict::Requested).await;
+    world.end(&host, &inside[1], Ending::NotBegun).await;
+    assert_eq!(world.state(ids[2]).await, State::Deleted);
+    let events = world.events(ids[2]).await;
+    assert_eq!(events, ["Created", "CancellationRequested", "Deleted"], "it has never been executed");
+    assert!(world.claim(&host, 5).await.is_empty());
+    assert_eq!(world.waiters("k").await, ids[1..2], "now it is parked, and told of");
+    assert_eq!(world.events(ids[1]).await, ["Created", "Requeued"]);
+    world.complete(&host, &first).await;
+    assert_eq!(world.claim_one(&host).await.run, 1);
+}
+
+/// One to whom a slot has come and who does not begin all the same gives it to whoever is next.
+pub async fn a_slot_that_came_to_a_waiter_that_does_not_begin_is_handed_on(world: World) {
+    let Some((host, ids, first, key)) = holding(&world, 3).await else { return };
+    world.claim(&host, 5).await;
+    let inside = claim(&world, &host, 1, key, 1).await;
+    exchange(&world, &host, &[pass(key, &first, &inside[0])], vec![settle(&first, done())], 0, None).await;
+    assert_eq!(world.holders("k").await, ids[1..2]);
+    world.end(&host, &inside[0], Ending::NotBegun).await;
+    let next = world.claim_one(&host).await;
+    assert_eq!((next.id, next.run, next.attempt), (ids[1], 1, 1));
+    assert_eq!(world.waiters("k").await, ids[2..]);
 }
 
 /// Under an operator's limit nobody new waits inside. Who does already may still take a slot's place: no more hold it.

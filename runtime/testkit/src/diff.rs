@@ -387,7 +387,7 @@ impl Pair<'_> {
         let Some(&which) = rng.pick(&open) else { return };
         if self.runs[at][which].waits {
             // It does not begin in time.
-            self.runs[at][which].settle = Some((Ending::HandBack { message: "boom".to_owned() }, Vec::new()));
+            self.runs[at][which].settle = Some((Ending::NotBegun, Vec::new()));
             return;
         }
         if rng.chance(80) {

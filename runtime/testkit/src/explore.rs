@@ -132,6 +132,7 @@ enum End {
     Completed,
     Retry,
     HandBack,
+    NotBegun,
 }
 
 impl Run {
@@ -508,7 +509,7 @@ impl World {
                     break;
                 }
                 go(format!("host {at} gives {:?} back, which has not begun", run.job), true, &|world| {
-                    world.hosts[at].runs[which].doing = Doing::Ended(End::HandBack);
+                    world.hosts[at].runs[which].doing = Doing::Ended(End::NotBegun);
                     world.write(at, registration, Which::All, served)
                 });
             }
@@ -636,6 +637,7 @@ impl World {
             ending: match run.doing {
                 Doing::Ended(End::Retry) => Ending::Retry { message: String::new(), at: NOW },
                 Doing::Ended(End::HandBack) => Ending::HandBack { message: String::new() },
+                Doing::Ended(End::NotBegun) => Ending::NotBegun,
                 _ => Ending::Completed { result: None },
             },
             on_conflict: Ending::Failed { message: String::new(), reason: FailedReason::Permanent },

@@ -128,6 +128,15 @@ impl Row {
         self.concurrency().is_some_and(|rules| keeps_ticket_on_retry(rules.order, rules.on_retry))
     }
 
+    /// Nothing says any more that it was claimed.
+    fn unclaim(&mut self) {
+        self.runs = self.runs.saturating_sub(1);
+        self.attempts = self.attempts.saturating_sub(1);
+        if let Some(at) = self.audit.iter().rposition(|row| row.event == "Processing") {
+            self.audit.remove(at);
+        }
+    }
+
     fn held_keys(&self) -> Vec<KeyId> {
         self.keys.clone().unwrap_or_default()
     }
@@ -1129,6 +1138,9 @@ impl Model {
         }
         // Somebody asked for its end: it does not run again.
         let cancelled = self.cancels.contains_key(&job) && !matches!(ending, Ending::Completed { .. } | Ending::Failed { .. });
+        if let (true, Ending::NotBegun, Some(row)) = (cancelled, ending, self.rows.get_mut(&job)) {
+            row.unclaim();
+        }
         match cancelled {
             true => self.end_cancelled(tx, job, Some(settle.took)),
             false => self.finish(tx, job, ending, settle.took),
@@ -1178,7 +1190,28 @@ impl Model {
             Ending::HandBack { message } => {
                 self.give_back(tx, job, (message, "hand-back"), forgets, false);
             }
+            Ending::NotBegun => self.stand_again(tx, job, forgets),
         }
+    }
+
+    /// B8. Running → where the claim found it, as if it had not been claimed.
+    fn stand_again(&mut self, tx: &mut Tx, job: JobHandle, forgets: bool) {
+        let Some(row) = self.rows.get_mut(&job) else { return };
+        row.unclaim();
+        let (due, parked_on) = (row.due, row.parked_on);
+        let waiter = self.rows.get(&job).and_then(|row| self.waiter(job, row));
+        let (Some(key), Some(waiter)) = (parked_on, waiter) else {
+            return self.leave(tx, job, Place::Ready, due, false, forgets, false);
+        };
+        let ticket = waiter.ticket;
+        self.need(tx, &[key]);
+        tx.ledger.stand_again(key, waiter);
+        if let Some(row) = self.rows.get_mut(&job) {
+            (row.place, row.changed_at, row.token, row.host) = (Place::Parked, tx.now, None, None);
+        }
+        self.journal.push(Event::Left { job, place: Place::Ready, keeps_its_place: false, loses_its_ticket: false });
+        self.journal.push(Event::Parked { job, key, ticket });
+        self.write(tx);
     }
 
     /// Page by page, what is reserved first, oldest due first; what a page has woken is in the next. Waiters out of the
@@ -1421,7 +1454,9 @@ impl Model {
         }
         let Some(row) = self.rows.get_mut(&job) else { return };
         row.place = Place::Running;
-        (row.token, row.host, row.parked_on, row.changed_at) = (Some(token), Some(host), None, tx.now);
+        (row.token, row.host, row.changed_at) = (Some(token), Some(host), tx.now);
+        // Where a waiter goes if it does not begin.
+        row.parked_on = row.parked_on.filter(|_| waits.is_some());
         row.runs += 1;
         row.attempts += 1;
         row.digest = Some(lane.declarations.digest);

@@ -570,8 +570,7 @@ impl Sim {
         let Host { runs, passes, .. } = &mut self.hosts[at];
         for run in runs.iter_mut().filter(|run| run.waits && run.settle.is_none()) {
             if !passes.iter().any(|pass| pass.to == (run.job, run.token)) {
-                let ending = Ending::HandBack { message: "no slot came free in its host".to_owned() };
-                run.settle = Some(settle(run.job, run.token, ending, Vec::new()));
+                run.settle = Some(settle(run.job, run.token, Ending::NotBegun, Vec::new()));
             }
         }
     }
@@ -983,6 +982,7 @@ fn ending_name(ending: &Ending) -> &'static str {
         Ending::Retry { .. } => "retry",
         Ending::Snooze { .. } => "snooze",
         Ending::HandBack { .. } => "hand-back",
+        Ending::NotBegun => "has not begun",
         Ending::Deleted { .. } => "deleted",
     }
 }

@@ -14,7 +14,7 @@ use warp_store::{
 };
 
 use crate::calls::join_output;
-use crate::control::{Control, Event, Handlers, NO_SLOT, PRUNE_BATCH, SLOTS_LOST, Standing, guarded};
+use crate::control::{Control, Event, Handlers, PRUNE_BATCH, SLOTS_LOST, Standing, guarded};
 use crate::exchanges::{Asked, Batch, trouble_delay};
 
 /// How soon a renewal or a publication that failed is tried again.
@@ -206,13 +206,17 @@ impl Control {
             self.begin(claimed, group, handlers);
             self.on_waiters_answered(&wanted);
         }
+        if !self.exchanges.is_claiming() {
+            // Of those that were on their way, none is any more.
+            self.lost_early.clear();
+        }
     }
 
     /// Whatever local waiters there are have arrived: slots that were kept for them come free.
     fn on_waiters_answered(&mut self, wanted: &[WaitersWanted]) {
         let (free, back) = self.lines.answered(wanted);
         free.into_iter().for_each(|next| self.go_on(next));
-        self.give_back_all(back, NO_SLOT);
+        self.give_back_waiters(back);
     }
 
     /// Ends have been written, and where their slots have gone: whoever was to begin after that does.
@@ -229,10 +233,6 @@ impl Control {
             let runs = not_passed.iter().filter_map(|token| self.runs.get(token));
             let lost: Vec<_> = runs.map(|run| CancelSignal { handle: run.claimed.handle, token: run.claimed.token }).collect();
             self.on_slots_lost(&lost);
-        }
-        if !self.exchanges.is_claiming() {
-            // Of those that were on their way, none is any more.
-            self.lost_early.clear();
         }
     }
 

@@ -50,7 +50,7 @@ use crate::lease::Lease;
 use crate::lines::{Arrival, Lines, Next, key_of};
 use crate::poll::Poll;
 use crate::rescue::Watch;
-use crate::run::{Ended, Ends, Run, hand_back, work};
+use crate::run::{Ended, Ends, Run, hand_back, not_begun, work};
 use crate::surroundings::Surroundings;
 
 /// The code behind the lanes of one moment.
@@ -354,7 +354,7 @@ impl Control {
                 let boot = self.surroundings.boot();
                 let (next, late) = self.lines.ended(key, ended, boot);
                 self.go_on(next);
-                self.give_back_all(late, WAITED_TOO_LONG);
+                self.give_back_waiters(late);
             }
         }
     }
@@ -388,10 +388,10 @@ impl Control {
         self.exchanges.add(End { settle, keyed: run.claimed.keyed, chain, pass, ran_in, at: self.surroundings.boot() });
     }
 
-    /// Gives back local waiters: they hold nothing.
-    pub(crate) fn give_back_all(&mut self, runs: Vec<Arc<Run>>, message: &str) {
+    /// Gives back local waiters, which have waited for too long, or whose host has no slot of their key any more.
+    pub(crate) fn give_back_waiters(&mut self, runs: Vec<Arc<Run>>) {
         for run in runs {
-            let settle = hand_back(&run, message);
+            let settle = not_begun(&run);
             self.settle(Ended { run, settle }, None, false);
         }
     }
@@ -428,7 +428,10 @@ impl Control {
             };
             let run = Arc::new(self.run_of(claimed, group, Arc::clone(handler)));
             if !may_begin {
-                let settle = hand_back(&run, "claimed while the host was stopping or its lease lapsed");
+                let settle = match run.claimed.local {
+                    Some(Local::Waits(_)) => not_begun(&run),
+                    _ => hand_back(&run, "claimed while the host was stopping or its lease lapsed"),
+                };
                 self.give_back(settle, run.claimed.keyed);
                 continue;
             }
@@ -451,7 +454,7 @@ impl Control {
                 Some(Local::Waits(key)) => match self.lines.arrives(key, &run, boot) {
                     Arrival::Waits => {}
                     Arrival::Begins(next) => self.go_on(*next),
-                    Arrival::Back => self.give_back_all(vec![run], NO_SLOT),
+                    Arrival::Back => self.give_back_waiters(vec![run]),
                 },
             }
         }
@@ -488,7 +491,7 @@ impl Control {
         let queued: Vec<_> = self.groups.iter().flat_map(|group| group.prefetched.take_back(&which)).collect();
         queued.into_iter().for_each(|run| self.give_back_unbegun(run, message));
         let waiting = self.lines.take_back(&which);
-        self.give_back_all(waiting, message);
+        self.give_back_waiters(waiting);
         self.count_running();
     }
 
@@ -501,7 +504,7 @@ impl Control {
             Some(key) => {
                 let (next, back) = self.lines.gone(key, ended);
                 self.go_on(next);
-                self.give_back_all(back, NO_SLOT);
+                self.give_back_waiters(back);
             }
         }
     }
@@ -510,7 +513,7 @@ impl Control {
     fn let_go(&mut self) {
         let (free, back) = self.lines.let_go();
         free.into_iter().for_each(|next| self.go_on(next));
-        self.give_back_all(back, NO_SLOT);
+        self.give_back_waiters(back);
     }
 
     pub(crate) fn stop_all(&mut self, message: &str) {
@@ -543,7 +546,7 @@ impl Control {
             self.look = self.stop_overdue(boot);
         }
         let overdue = self.lines.overdue(boot);
-        self.give_back_all(overdue, WAITED_TOO_LONG);
+        self.give_back_waiters(overdue);
         if self.standing == Standing::Good && boot >= self.lease.stop_at() {
             tracing::error!("the lease is about to lapse without a renewal; every run is being stopped and handed back");
             self.standing = Standing::Lapsed;
@@ -921,9 +924,6 @@ fn unknown_lane(claimed: &Claimed) -> Settle {
     }
 }
 
-/// Why local waiters go back.
-const WAITED_TOO_LONG: &str = "it waited in its host for a slot that did not come free soon";
-pub(crate) const NO_SLOT: &str = "its host has no slot of its key any more";
 /// How long after the grace of a graceful stop the host waits for runs that were stopped and for a store that is to
 /// take the last ends.
 const LAST_ENDS: Duration = Duration::from_secs(5);

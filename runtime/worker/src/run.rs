@@ -195,10 +195,20 @@ fn settle_of(run: &Run, outcome: Outcome, took: Duration, config: &HostConfig, s
 
 /// A settle that gives a run back although no worker has begun it.
 pub(crate) fn hand_back(run: &Run, message: &str) -> Settle {
-    run.calls.close();
     let cancelled = run.calls.is_cancelled();
     let ending =
         if cancelled { Ending::Deleted { message: "cancelled".to_owned() } } else { Ending::HandBack { message: message.to_owned() } };
+    unbegun(run, ending)
+}
+
+/// A settle of a job that has waited here and does not begin: it goes back to where it was, and nothing of it is told. Who
+/// wants it cancelled is known to the store.
+pub(crate) fn not_begun(run: &Run) -> Settle {
+    unbegun(run, Ending::NotBegun)
+}
+
+fn unbegun(run: &Run, ending: Ending) -> Settle {
+    run.calls.close();
     Settle {
         handle: run.claimed.handle,
         token: run.claimed.token,

@@ -366,9 +366,11 @@ BEGIN
     END IF;
 END $$;
 
--- B8: a run that has not begun, as it stood before its claim: in its line, or ready.
+-- B8: a run that has not begun, as it stood before its claim: in its line, or ready. What the history says of that run,
+-- that somebody wants it cancelled, it says of the job. Index: the primary key of audit.
 CREATE OR REPLACE FUNCTION warp.unclaimed(INOUT p_row warp.state_row) LANGUAGE plpgsql AS $$
 BEGIN
+    UPDATE warp.audit a SET run = 0, runs = a.runs - 1 WHERE a.job = p_row.handle AND a.run = p_row.run;
     p_row.place := CASE WHEN p_row.parked_on IS NULL THEN 1 ELSE 2 END;
     p_row.run := p_row.run - 1;
     p_row.attempt := p_row.attempt - 1;

@@ -449,6 +449,8 @@ async fn unclaim(work: &mut Work, row: &mut StateRow) -> Result<(), Fault> {
         .bind(Event::Processing as i64)
         .execute(&mut work.conn)
         .await?;
+    // That somebody wants it cancelled is said of the job.
+    sqlx::query("UPDATE audit SET run = 0 WHERE job = ? AND run = ?").bind(row.handle).bind(row.run).execute(&mut work.conn).await?;
     row.place = if row.parked_on.is_some() { Place::Parked } else { Place::Ready };
     row.run = row.run.saturating_sub(1);
     row.attempt = row.attempt.saturating_sub(1);

@@ -135,6 +135,8 @@ impl Row {
         if let Some(at) = self.audit.iter().rposition(|row| row.event == "Processing") {
             self.audit.remove(at);
         }
+        let of_it = self.runs.saturating_add(1);
+        self.audit.iter_mut().filter(|row| row.run == of_it).for_each(|row| row.run = 0);
     }
 
     fn held_keys(&self) -> Vec<KeyId> {

@@ -11,7 +11,8 @@
 //! - what the ended run wrote through the host is committed before the next one begins;
 //! - a waiter begins only in the place of a run with a smaller token: so the fences of a mutex grow, and what held a slot
 //!   when the waiter was taken has held it, or its place, since, under the same limit;
-//! - a waiter waits [`PATIENCE`] at most, and no longer than the host has a slot of its key; then it is given back.
+//! - a waiter waits [`PATIENCE`] at most, and no longer than the host has a slot of its key; then it goes back to
+//!   where it was, as if it had not been claimed.
 //!
 //! What it deliberately does not do: know the store, exchanges, or how a run is executed.
 

@@ -248,7 +248,7 @@ impl Claim<'_> {
         let is_exhausted = |source, work: &Work| source == Source::Exhausted(work.runnable_written);
         if !is_exhausted(self.reserved, work) || work.writes.unwritten_reservations().next().is_some() {
             // A row that was parked in this batch and is reserved already cannot be read before it is written.
-            if self.decided.take().is_some() {
+            if self.decided.take().is_some() | work.writes.has_unwritten_parked() {
                 work.flush().await?;
             }
             let page = self.page(work, Place::Reserved, lanes, limit).await?;

@@ -500,6 +500,11 @@ impl Writes {
         self.states().any(|row| row.place == Place::Ready) || self.moves.iter().any(|(_, place, _)| *place == Place::Ready)
     }
 
+    /// Whether some of them are parked, other than by a claim: back in their line (B8).
+    pub(crate) fn has_unwritten_parked(&self) -> bool {
+        self.states().any(|row| row.place == Place::Parked)
+    }
+
     /// Reserved jobs whose rows still say that they are parked.
     pub(crate) fn unwritten_reservations(&self) -> impl Iterator<Item = i64> {
         self.moves.iter().filter(|(_, place, _)| *place == Place::Reserved).map(|(job, ..)| *job)
@@ -611,9 +616,10 @@ impl Writes {
         (self.runnable, self.reserved, self.scheduled) = (runnable, reserved, scheduled);
         let one = |job: &i64, row: &mut crate::bulk::Row<'_>| row.put(*job).map(drop);
         script.rows(&with.free_unique, &free_unique, one)?;
-        // A run that starts or completes changes few columns.
+        // A run that starts or completes changes few columns. (One that came out of a line keeps its place there, B8.)
         let (completed, ended): (Vec<_>, Vec<_>) = ends.into_iter().partition(|row| row.place == Place::Completed);
-        let (started, states): (Vec<_>, Vec<_>) = states.into_iter().partition(|row| row.place == Place::Running);
+        let (started, states): (Vec<_>, Vec<_>) =
+            states.into_iter().partition(|row| row.place == Place::Running && row.parked_on.is_none());
         let mut guarded = script.rows(&with.completed, &completed, |state, row| {
             row.put(state.handle)?.put(state.lane)?.put(state.due)?.put(state.settled)?.put(state.changed_at)?;
             Ok(())

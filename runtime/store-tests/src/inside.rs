@@ -250,6 +250,21 @@ pub async fn a_fresh_local_waiter_goes_back_as_it_came(world: World) {
     assert_eq!(world.claim_one(&host).await.run, 1);
 }
 
+/// Back and claimed again in one round trip, as every host does: it is the same run's number, and the history knows one.
+pub async fn a_local_waiter_goes_back_and_comes_again_at_once(world: World) {
+    let Some((host, ids, first, key)) = holding(&world, 3).await else { return };
+    world.claim(&host, 5).await;
+    let inside = claim(&world, &host, 1, key, 1).await;
+    let settles = vec![settle(&first, done()), settle(&inside[0], Ending::NotBegun)];
+    // The end of the first reserves the slot for whoever stands in line, which is the third until the second is back.
+    let again = exchange(&world, &host, &[], settles.into_iter().rev().collect(), 5, None).await;
+    assert_eq!(again.claimed.iter().map(|run| (run.id, run.run, run.attempt)).collect::<Vec<_>>(), [(ids[1], 1, 1)]);
+    world.complete(&host, &again.claimed[0]).await;
+    let details = world.details(ids[1]).await;
+    assert_eq!((details.summary.state, details.summary.runs, details.summary.attempts), (State::Completed, 1, 1));
+    assert_eq!(world.events(ids[1]).await, ["Created", "Requeued", "Processing", "Completed"]);
+}
+
 /// One to whom a slot has come and who does not begin all the same gives it to whoever is next.
 pub async fn a_slot_that_came_to_a_waiter_that_does_not_begin_is_handed_on(world: World) {
     let Some((host, ids, first, key)) = holding(&world, 3).await else { return };

@@ -57,7 +57,7 @@ macro_rules! conformance {
             a_job_waits_inside_the_host_that_holds_its_key, waiters_are_taken_in_their_order, older_waiters_come_before_new_jobs,
             only_what_could_have_the_slot_waits_inside, a_slot_passes_on_with_the_ends, a_slot_passes_on_whatever_the_end,
             a_slot_that_is_not_there_does_not_pass, a_local_waiter_goes_back_as_it_came,
-            a_fresh_local_waiter_goes_back_as_it_came, a_slot_that_came_to_a_waiter_that_does_not_begin_is_handed_on,
+            a_fresh_local_waiter_goes_back_as_it_came, a_local_waiter_goes_back_and_comes_again_at_once, a_slot_that_came_to_a_waiter_that_does_not_begin_is_handed_on,
             an_operators_limit_stops_new_local_waiters, skip_is_decided_before_anybody_waits_inside, a_rescue_gives_local_waiters_back,
             a_renewal_hands_back_a_local_waiter_that_its_host_does_not_know
         }

@@ -256,6 +256,8 @@ pub struct Holder {
     pub slot: u32,
     /// Whether this is its only key, so that it can be handed on.
     pub alone: bool,
+    /// The limit stamped on it. Without an operator's limit, only who has the same may follow it.
+    pub stamped: u32,
     /// The version that its lock was verified under.
     pub version: u64,
     /// The fence of this holder.
@@ -315,6 +317,9 @@ pub struct Table<K> {
     /// Keys whose base lock this session has shared. Taken with the first slot, given back after the last.
     bases: BTreeSet<K>,
     unlocks: Vec<Lock<K>>,
+    /// Keys that go back because they have passed on inside this host for long enough: until their wakes are on their way,
+    /// this host does not ask for them again.
+    yielded: BTreeSet<K>,
     waiters: Vec<Waiter<K>>,
     /// Only of keys that are held.
     readings: BTreeMap<K, (Reading, Duration)>,
@@ -340,6 +345,7 @@ impl<K: Ord + Copy> Table<K> {
             holds: BTreeMap::new(),
             bases: BTreeSet::new(),
             unlocks: Vec::new(),
+            yielded: BTreeSet::new(),
             waiters: Vec::new(),
             readings: BTreeMap::new(),
             unsure: None,
@@ -425,7 +431,7 @@ impl<K: Ord + Copy> Table<K> {
             let token = ask.token;
             match replies.remove(&token) {
                 Some(Reply::Admitted { grants, fence }) => {
-                    self.hold(token, &grants, fence, mono_now);
+                    self.hold(&ask, &grants, fence, mono_now);
                     if withdrawn.contains(&token) {
                         self.give_back(token, mono_now);
                     } else {
@@ -460,8 +466,28 @@ impl<K: Ord + Copy> Table<K> {
         self.unsure = Some(unsure);
     }
 
-    /// The attempt has ended and its settle is committed (A5). A slot that may pass on does so at once (A8); every other
-    /// lock of it goes back with the next call. An attempt that holds nothing is no error.
+    /// Keys of which a free place is as good as taken: their one holder is among these attempts, which are about to be
+    /// settled, its slot may pass on, and nobody waits for it yet. The statement that settles may wake and claim for them: who
+    /// comes with its answer is told to [`Table::ask`] before [`Table::settled`] and follows without a call (A8).
+    pub fn may_follow(&self, ended: impl Iterator<Item = ClaimToken>, mono_now: Duration) -> BTreeSet<K> {
+        let ended: BTreeSet<ClaimToken> = ended.collect();
+        let is_open = |hold: &Hold| match hold.holders.as_slice() {
+            [holder] => hold.exclusive && ended.contains(&holder.token) && self.may_pass(holder, mono_now),
+            _ => false,
+        };
+        let open = self.holds.iter().filter(|(_, hold)| is_open(hold)).map(|(key, _)| *key);
+        open.filter(|key| self.waiters.iter().all(|waiter| waiter.ask.wants[0].key != *key)).collect()
+    }
+
+    /// Keys that go back for others to have their turn: nothing more should be claimed here before they are told.
+    #[must_use]
+    pub fn yielded(&self) -> &BTreeSet<K> {
+        &self.yielded
+    }
+
+    /// The attempt has ended and its settle is committed (A5). A slot that may pass on does so at once (A8), to who waits
+    /// inside the host or was claimed with that settle; every other lock of it goes back with the next call. An attempt that
+    /// holds nothing is no error.
     pub fn settled(&mut self, token: ClaimToken, mono_now: Duration) -> Vec<Started> {
         if let Some(started) = self.hand_off(token, mono_now) {
             return vec![started];
@@ -512,7 +538,9 @@ impl<K: Ord + Copy> Table<K> {
 
     /// What is owed to the rows. What could not be written comes back with [`Table::owe`].
     pub fn take_due(&mut self) -> Due<K> {
-        std::mem::take(&mut self.due)
+        let due = std::mem::take(&mut self.due);
+        self.yielded.retain(|key| !due.wakes.contains_key(key));
+        due
     }
 
     /// Whether something is owed to the rows.
@@ -571,6 +599,7 @@ impl<K: Ord + Copy> Table<K> {
             stopped.extend(hold.holders.iter().map(|holder| holder.token));
         }
         self.readings.clear();
+        self.yielded.clear();
         for key in keys {
             self.owe_wake(key, Wake::AtLeastOne);
         }
@@ -685,9 +714,10 @@ impl<K: Ord + Copy> Table<K> {
 
     /// A1: whether this host holds the attempt's first key so that the server must not be asked. Nobody is admitted beside an
     /// own exclusive holder. (Exclusive beside own slots is refused by the server's function, which alone knows the limit in
-    /// force; it is told what is this session's own.)
+    /// force; it is told what is this session's own.) Nor does it get back at once what it has just left to others (A8).
     fn refuses(&self, ask: &Ask<K>, converts: &[K]) -> bool {
-        ask.wants.first().is_some_and(|want| self.has_whole(want.key, converts))
+        let yields = ask.mode == Mode::Wait && matches!(ask.wants.as_slice(), [want] if self.yielded.contains(&want.key));
+        yields || ask.wants.first().is_some_and(|want| self.has_whole(want.key, converts))
     }
 
     /// Whether this host has the whole key, and keeps it so through the next call.
@@ -749,39 +779,65 @@ impl<K: Ord + Copy> Table<K> {
         held && self.bounds.hand_offs > 0 && of_key < self.bounds.waiters_of_a_key && self.waiters.len() < self.bounds.waiters
     }
 
-    fn hold(&mut self, token: ClaimToken, grants: &[Grant<K>], fence: u64, mono_now: Duration) {
-        let alone = grants.len() == 1;
-        for Grant { key, slot, reading } in grants {
+    fn hold(&mut self, ask: &Ask<K>, grants: &[Grant<K>], fence: u64, mono_now: Duration) {
+        let (token, alone) = (ask.token, grants.len() == 1);
+        for (Grant { key, slot, reading }, stamped) in grants.iter().zip(ask.wants.iter().map(|want| want.limit)) {
             let hold = self.holds.entry(*key).or_insert_with(|| Hold { exclusive: slot.is_none(), holders: Vec::new() });
             let slot = slot.inspect(|_| _ = self.bases.insert(*key)).unwrap_or(0);
             let version = reading.version;
-            hold.holders.push(Holder { token, slot, alone, version, fence, since: mono_now, mine_since: mono_now });
+            hold.holders.push(Holder { token, slot, alone, stamped, version, fence, since: mono_now, mine_since: mono_now });
             self.read(*key, *reading, mono_now);
         }
     }
 
+    /// A8: whether its slot may pass to another attempt of this host, as far as this host knows.
+    fn may_pass(&self, holder: &Holder, mono_now: Duration) -> bool {
+        let Bounds { hand_offs, streak, .. } = self.bounds;
+        holder.alone && holder.fence % 256 < u64::from(hand_offs) && mono_now.saturating_sub(holder.since) <= streak
+    }
+
     /// A8. The finished attempt's settle is in; the difference is woken with the same or the next batch.
     fn hand_off(&mut self, token: ClaimToken, mono_now: Duration) -> Option<Started> {
-        let (&key, hold) = self.holds.iter_mut().find(|(_, hold)| hold.holders.iter().any(|holder| holder.token == token))?;
-        let at = self.waiters.iter().position(|waiter| waiter.ask.wants[0].key == key)?;
-        let holder = hold.holders.iter_mut().find(|holder| holder.token == token && holder.alone)?;
+        let (&key, hold) = self.holds.iter().find(|(_, hold)| hold.holders.iter().any(|holder| holder.token == token))?;
+        let (exclusive, holder) = (hold.exclusive, hold.holders.iter().find(|holder| holder.token == token)?.clone());
         let newest = self.readings.get(&key);
         let current = newest
             .is_some_and(|(reading, read)| reading.version == holder.version && mono_now.saturating_sub(*read) <= self.bounds.reading);
-        let bounds = self.bounds;
-        let passed = holder.fence % 256 < u64::from(bounds.hand_offs) && mono_now.saturating_sub(holder.since) <= bounds.streak;
-        if !passed || !current && self.rules.hold(Rule::HandOffChecksTheVersion) {
+        if !self.may_pass(&holder, mono_now) || !current && self.rules.hold(Rule::HandOffChecksTheVersion) {
             return None;
         }
-        let next = self.waiters.remove(at).ask.token;
+        let one_limit = newest.is_some_and(|(reading, _)| reading.admin_limit.is_some());
+        let next = self.next_inside(key, exclusive, (!one_limit).then_some(holder.stamped))?;
+        let (token, stamped) = (next.token, next.wants[0].limit);
         let fence = holder.fence + 1;
         let took = mono_now.saturating_sub(holder.mine_since);
-        *holder = Holder { token: next, fence, mine_since: mono_now, ..holder.clone() };
+        let places = self.holds.get_mut(&key).into_iter().flat_map(|hold| &mut hold.holders);
+        for place in places.filter(|place| place.token == holder.token) {
+            *place = Holder { token, stamped, fence, mine_since: mono_now, ..holder.clone() };
+        }
         self.remember_pace(key, took);
         if self.rules.hold(Rule::HandOffWakesTheDifference) {
             self.owe_wake(key, Wake::Difference);
         }
-        Some(Started { token: next, fence })
+        Some(Started { token, fence })
+    }
+
+    /// Who follows on a slot that passes on: whoever waits for the key inside the host, then who has been claimed and would
+    /// ask for it next. Only under the limit of the one before (`stamped`), if no operator's limit is the same for all.
+    ///
+    /// Who was woken for one of several slots does not take this one: nobody would come for the other (A7). Of a key
+    /// with one slot it is the same one.
+    fn next_inside(&mut self, key: K, exclusive: bool, stamped: Option<u32>) -> Option<Ask<K>> {
+        let fits = |ask: &Ask<K>| match ask.wants.as_slice() {
+            [want] => want.key == key && stamped.is_none_or(|stamped| stamped == want.limit),
+            _ => false,
+        };
+        if let Some(at) = self.waiters.iter().position(|waiter| fits(&waiter.ask)) {
+            return Some(self.waiters.remove(at).ask);
+        }
+        let keeps_ticket = |ask: &Ask<K>| !exclusive && ask.woken_for.is_some() && self.rules.hold(Rule::TicketPassesOn);
+        let at = self.asks.iter().position(|ask| fits(ask) && !keeps_ticket(ask))?;
+        self.asks.remove(at)
     }
 
     /// Every lock of this attempt goes back with the next call.
@@ -791,8 +847,13 @@ impl<K: Ord + Copy> Table<K> {
         for key in keys {
             let Some(hold) = self.holds.get_mut(&key) else { continue };
             let Some(at) = hold.holders.iter().position(|holder| holder.token == token) else { continue };
-            let Holder { slot, mine_since, .. } = hold.holders.swap_remove(at);
+            let Holder { slot, mine_since, alone, fence, since, .. } = hold.holders.swap_remove(at);
             self.unlocks.push(if hold.exclusive { Lock::Whole(key) } else { Lock::Slot(key, slot) });
+            // Where nothing is ever handed on, every run is a turn of its own; and one of several slots is soon another host's.
+            let over = fence % 256 >= u64::from(self.bounds.hand_offs) || mono_now.saturating_sub(since) > self.bounds.streak;
+            if hold.exclusive && alone && over && self.bounds.hand_offs > 0 {
+                self.yielded.insert(key);
+            }
             let followed = hold.holders.iter().any(|holder| holder.alone);
             if hold.holders.is_empty() {
                 self.holds.remove(&key);

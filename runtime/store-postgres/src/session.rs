@@ -43,6 +43,9 @@ use crate::rows::host_number;
 
 /// How long what is owed waits for an exchange to ride in.
 const RIDE: Duration = Duration::from_millis(5);
+/// And if it is only the wake that follows a hand-off (A8): it finds somebody where a limit was raised just then, and the
+/// exchange that ends the next run brings it.
+const LONG_RIDE: Duration = Duration::from_millis(100);
 /// A call may fail so often in a row before the session is given up.
 const MOST_FAILURES: u32 = 3;
 /// Statements of one exchange: what is given back is claimed anew, and what that refuses is looked at.
@@ -265,7 +268,7 @@ impl Host {
             let Some(ClaimParams { lanes, max }) = &params.claim else { break };
             let claimed = exchanged.claimed.len() + state.started.len();
             let left = max.saturating_sub(u32::try_from(claimed).unwrap_or(u32::MAX));
-            if left == 0 || !state.is_pressed() {
+            if left == 0 || !state.is_pressed() || !state.table.yielded().is_empty() {
                 break;
             }
             let claim = Some(ClaimParams { lanes: lanes.clone(), max: left });
@@ -279,7 +282,7 @@ impl Host {
                 }
             }
         }
-        // Nobody here has room for whoever may start: others have.
+        // Nobody here has room for whoever may start, or it is the others' turn (A8).
         if state.is_pressed() {
             self.pay(state).await;
         }
@@ -312,7 +315,7 @@ impl Host {
     /// One statement, and what the lock session then has to do.
     async fn round(&self, state: &mut State, params: &ExchangeParams) -> Result<Exchanged, Fault> {
         let due = state.table.take_due();
-        let ride = ride(state, &due);
+        let ride = ride(state, &due, params);
         let Core { db, interned, clock, announcer: _ } = &*self.core;
         let answer = Exchange { db, interned, clock: *clock, ride: Some(&ride) }.run(params.clone()).await;
         let Ride { owed, heard, room: _, held: _ } = ride;
@@ -336,6 +339,8 @@ impl Host {
         for (key, admin_limit, version) in readings {
             state.table.read(KeyId(key), reading(admin_limit, version), now);
         }
+        // Before the ends are told of: whoever was claimed with them may follow at once.
+        state.ask(&mut exchanged, wants);
         let mut started = Vec::new();
         for (settle, verdict) in params.settles.iter().zip(&exchanged.settled) {
             self.holders.remove(settle.token);
@@ -348,7 +353,6 @@ impl Host {
             }
         }
         state.collect(started);
-        state.ask(&mut exchanged, wants);
         for key in parked {
             state.table.parked(KeyId(key));
         }
@@ -481,7 +485,8 @@ impl Host {
             if due.is_empty() {
                 return;
             }
-            let owed = owed(state, &due);
+            // Woken for everybody: nobody beyond what is free has a place.
+            let owed = owed(state, &due, 0);
             let (parks, wakes) = (owed["parks"].to_string(), owed["wakes"].to_string());
             if !due.parks.is_empty() || !due.wakes.is_empty() {
                 let sql = Sql::new("SELECT warp.session_owed($1, $2::jsonb, $3::jsonb, $4)").arg(host).arg(parks).arg(wakes).arg(now);
@@ -621,7 +626,8 @@ impl State {
     /// When the keeper has something to do, if no exchange comes first.
     fn next_look(&self) -> Option<Instant> {
         let lost = self.session.as_ref().is_some_and(LockSession::is_lost).then(Instant::now);
-        let owed = self.table.owes().then(|| self.owed_not_before.max(Instant::now() + RIDE));
+        let ride = if self.is_pressed() { RIDE } else { LONG_RIDE };
+        let owed = self.table.owes().then(|| self.owed_not_before.max(Instant::now() + ride));
         let wait = self.table.next_tick().map(|tick| self.born + tick);
         let asks = self.table.asks().next().is_some() || !self.table.unlocks().is_empty();
         let session = asks.then(|| self.not_before.max(Instant::now() + RIDE));
@@ -646,24 +652,32 @@ fn reading(admin_limit: Option<i32>, version: i64) -> Reading {
     Reading { admin_limit: admin_limit.map(i32::unsigned_abs), version: version.unsigned_abs() }
 }
 
-/// What is owed, as the functions take it.
-fn owed(state: &State, due: &Due<KeyId>) -> Value {
+/// What is owed, as the functions take it. At most so many are woken beyond a key's limit.
+fn owed(state: &State, due: &Due<KeyId>, most: u32) -> Value {
     let parks = due.parks.iter().filter_map(|park| {
         let row = state.unstarted.get(&park.token)?;
         Some(json!([row.claimed.handle.0, park.token.0, park.key.0, park.limit, park.skips]))
     });
-    let wakes = due.wakes.iter().map(|(key, wake)| json!([key.0, u32::from(*wake == Wake::AtLeastOne), state.table.room(*key)]));
+    let wake = |(key, wake): (&KeyId, &Wake)| json!([key.0, u32::from(*wake == Wake::AtLeastOne), state.table.room(*key).min(most)]);
     json!({
         "parks": parks.collect::<Vec<_>>(),
-        "wakes": wakes.collect::<Vec<_>>(),
+        "wakes": due.wakes.iter().map(wake).collect::<Vec<_>>(),
         "looks": due.looks.iter().map(|key| key.0).collect::<Vec<_>>(),
     })
 }
 
-fn ride(state: &State, due: &Due<KeyId>) -> Ride {
+fn ride(state: &State, due: &Due<KeyId>, params: &ExchangeParams) -> Ride {
     let held = || state.table.holds().map(|(key, _)| key);
+    // What is woken beside a holder is for this exchange to claim: others would be refused.
+    let most = params.claim.as_ref().map_or(0, |claim| claim.max);
+    let mut owed = owed(state, due, most);
+    if let (true, Some(wakes)) = (most > 0, owed["wakes"].as_array_mut()) {
+        let ended = params.settles.iter().map(|settle| settle.token);
+        let follow = state.table.may_follow(ended, state.mono_now()).into_iter().filter(|key| !due.wakes.contains_key(key));
+        wakes.extend(follow.map(|key| json!([key.0, 0, state.table.room(key).min(most)])));
+    }
     Ride {
-        owed: Mutex::new(Some(owed(state, due))),
+        owed: Mutex::new(Some(owed)),
         room: held().map(|key| json!([key.0, state.table.room(key)])).collect(),
         held: held().map(|key| json!(key.0)).collect(),
         heard: Mutex::default(),

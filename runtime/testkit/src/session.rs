@@ -857,10 +857,14 @@ impl World {
                 if retries && (self.budget.retries == 0 || !current) {
                     continue;
                 }
-                // Its reading of the version may be too old for a hand-off, or not.
-                for mono_now in [NOW, LATE] {
-                    let keys = case.jobs[job].keys;
-                    if mono_now == LATE && !host.table.waiters().iter().any(|waiter| keys.contains(&waiter.ask.wants[0].key)) {
+                // Its reading of the version may be too old for a hand-off, or not; and the statement may wake, beside the end
+                // that it writes, who is to follow.
+                let keys = case.jobs[job].keys;
+                let follows = !host.table.may_follow([token].into_iter(), NOW).is_empty();
+                let inside = host.table.waiters().iter().map(|waiter| &waiter.ask).chain(host.table.asks());
+                let passes = inside.flat_map(|ask| &ask.wants).any(|want| keys.contains(&want.key));
+                for (mono_now, wakes) in [(NOW, false), (LATE, false), (NOW, true)] {
+                    if mono_now == LATE && !passes || wakes && !follows {
                         continue;
                     }
                     let mut to = self.clone();
@@ -882,13 +886,18 @@ impl World {
                     to.forget(at, token);
                     to.hosts[at].start(started);
                     let broken = passed.map_or(Ok(()), |passed| to.check_hand_off(case, at, passed));
+                    let woken = if wakes { to.wakes(case, keys[0], Wake::Difference) } else { vec![to] };
                     let end = match (current, retries) {
                         (false, _) => "late",
                         (true, true) => "retries",
                         (true, false) => "settles",
                     };
                     let hand = if passed.is_some() { ", slot handed on" } else { "" };
-                    steps.push(Step { name: format!("host {at}: job {job} {end}{hand}"), by_itself: true, to: broken.map(|()| to) });
+                    let wake = if wakes { " and wakes" } else { "" };
+                    for to in woken {
+                        let name = format!("host {at}: job {job} {end}{wake}{hand}");
+                        steps.push(Step { name, by_itself: true, to: broken.clone().map(|()| to) });
+                    }
                 }
             }
         }
@@ -1209,6 +1218,8 @@ impl Host {
         print.extend(table.locks().iter().map(lock));
         print.push(END);
         print.extend(table.unlocks().iter().map(lock));
+        print.push(END);
+        print.extend(table.yielded());
         print.push(END);
         for waiter in table.waiters() {
             ask(print, &waiter.ask);

@@ -1008,3 +1008,114 @@ mod rules {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Duration = Duration::ZERO;
+    const KEY: u8 = 7;
+    const READING: Reading = Reading { admin_limit: None, version: 1 };
+
+    fn table(hand_offs: u8) -> Table<u8> {
+        Table::new(Bounds { hand_offs, ..Bounds::default() })
+    }
+
+    fn ask(token: i64, limit: u32) -> Ask<u8> {
+        Ask { token: ClaimToken(token), wants: vec![Want { key: KEY, limit }], mode: Mode::Wait, woken_for: None }
+    }
+
+    fn woken(token: i64, limit: u32) -> Ask<u8> {
+        Ask { woken_for: Some(KEY), ..ask(token, limit) }
+    }
+
+    /// Asks for it, and the server admits it: to a slot, or to the whole key.
+    fn admit(table: &mut Table<u8>, ask: Ask<u8>, slot: Option<u32>, fence: u64) {
+        let token = ask.token;
+        table.ask(ask);
+        let call = table.next_call(NOW).expect("there is something to ask");
+        let grants = vec![Grant { key: KEY, slot, reading: READING }];
+        let replies = vec![(token, Reply::Admitted { grants, fence })];
+        let started = table.answered(Answer { generation: call.generation, converted: Vec::new(), replies }, NOW);
+        assert_eq!(started, [Started { token, fence }]);
+    }
+
+    /// Who has its slot when this one is settled.
+    fn follower(table: &mut Table<u8>, token: i64) -> Option<(i64, u64)> {
+        table.settled(ClaimToken(token), NOW).first().map(|started| (started.token.0, started.fence))
+    }
+
+    #[test]
+    fn who_was_just_claimed_follows_without_a_call() {
+        let mut table = table(100);
+        admit(&mut table, ask(1, 1), None, 256);
+        assert_eq!(table.may_follow([ClaimToken(1)].into_iter(), NOW), BTreeSet::from([KEY]));
+        assert_eq!(table.may_follow([ClaimToken(9)].into_iter(), NOW), BTreeSet::new(), "its holder goes on");
+        // The one slot is the one that it was woken for.
+        table.ask(woken(2, 1));
+        assert_eq!(follower(&mut table, 1), Some((2, 257)));
+        assert_eq!(table.due().wakes, BTreeMap::from([(KEY, Wake::Difference)]));
+        assert_eq!(table.next_call(NOW), None, "nothing is asked and nothing goes back");
+    }
+
+    #[test]
+    fn who_waits_inside_is_before_who_was_just_claimed() {
+        let mut table = table(100);
+        admit(&mut table, ask(1, 1), None, 256);
+        table.ask(ask(2, 1));
+        assert_eq!(table.next_call(NOW), None, "it waits inside");
+        assert_eq!(table.may_follow([ClaimToken(1)].into_iter(), NOW), BTreeSet::new(), "one is there already");
+        table.ask(ask(3, 1));
+        assert_eq!(follower(&mut table, 1), Some((2, 257)));
+    }
+
+    #[test]
+    fn nobody_follows_under_the_limit_of_another() {
+        let mut table = table(100);
+        admit(&mut table, ask(1, 3), Some(0), 256);
+        table.ask(ask(2, 1));
+        assert_eq!(follower(&mut table, 1), None, "at its own limit it may have nobody beside it");
+        let mut table = self::table(100);
+        admit(&mut table, ask(1, 3), Some(0), 256);
+        table.ask(ask(2, 1));
+        table.read(KEY, Reading { admin_limit: Some(3), ..READING }, NOW);
+        assert_eq!(follower(&mut table, 1), Some((2, 257)), "an operator's limit is the same for all");
+    }
+
+    #[test]
+    fn who_was_woken_for_one_slot_does_not_follow_on_another() {
+        let mut table = table(100);
+        admit(&mut table, ask(1, 2), Some(0), 256);
+        assert_eq!(table.may_follow([ClaimToken(1)].into_iter(), NOW), BTreeSet::new(), "nobody is woken in its place");
+        table.ask(woken(2, 2));
+        table.ask(ask(3, 2));
+        assert_eq!(follower(&mut table, 1), Some((3, 257)));
+        let call = table.next_call(NOW).expect("the other asks");
+        assert_eq!(call.asks.iter().map(|asked| asked.token.0).collect::<Vec<_>>(), [2]);
+    }
+
+    #[test]
+    fn a_turn_that_is_over_is_left_to_others() {
+        let mut table = table(1);
+        admit(&mut table, ask(1, 1), None, 256);
+        table.ask(ask(2, 1));
+        assert_eq!(follower(&mut table, 1), Some((2, 257)));
+        table.take_due();
+        assert_eq!(table.may_follow([ClaimToken(2)].into_iter(), NOW), BTreeSet::new(), "it has passed on often enough");
+        table.ask(ask(3, 1));
+        assert_eq!(follower(&mut table, 2), None);
+        assert_eq!(table.yielded(), &BTreeSet::from([KEY]));
+        let skip = Ask { mode: Mode::Skip, ..ask(4, 1) };
+        table.ask(skip);
+        let call = table.next_call(NOW).expect("the key goes back");
+        assert_eq!(call.unlocks, [Lock::Whole(KEY)]);
+        assert_eq!(call.asks.iter().map(|asked| asked.token.0).collect::<Vec<_>>(), [4], "no work is deleted for a turn's sake");
+        let replies = vec![(ClaimToken(4), Reply::Refused { at: 0, limit: 1 })];
+        table.answered(Answer { generation: call.generation, converted: Vec::new(), replies }, NOW);
+        let due = table.take_due();
+        assert_eq!(due.parks.iter().map(|park| (park.token.0, park.skips)).collect::<Vec<_>>(), [(3, false), (4, true)]);
+        assert_eq!(due.wakes, BTreeMap::from([(KEY, Wake::AtLeastOne)]));
+        table.ask(ask(5, 1));
+        assert!(table.next_call(NOW).is_some(), "the others have been told");
+    }
+}

@@ -668,13 +668,14 @@ fn owed(state: &State, due: &Due<KeyId>, most: u32) -> Value {
 
 fn ride(state: &State, due: &Due<KeyId>, params: &ExchangeParams) -> Ride {
     let held = || state.table.holds().map(|(key, _)| key);
-    // What is woken beside a holder is for this exchange to claim: others would be refused.
+    // What is woken beside a holder, or in its place, is for this exchange to claim: others would be refused.
     let most = params.claim.as_ref().map_or(0, |claim| claim.max);
-    let mut owed = owed(state, due, most);
+    let room = most.saturating_sub(1);
+    let mut owed = owed(state, due, room);
     if let (true, Some(wakes)) = (most > 0, owed["wakes"].as_array_mut()) {
         let ended = params.settles.iter().map(|settle| settle.token);
         let follow = state.table.may_follow(ended, state.mono_now()).into_iter().filter(|key| !due.wakes.contains_key(key));
-        wakes.extend(follow.map(|key| json!([key.0, 0, state.table.room(key).min(most)])));
+        wakes.extend(follow.map(|key| json!([key.0, 0, state.table.room(key).min(room)])));
     }
     Ride {
         owed: Mutex::new(Some(owed)),

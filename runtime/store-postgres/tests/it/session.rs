@@ -326,6 +326,55 @@ async fn a_slot_is_handed_on_only_where_somebody_claims() {
     assert_eq!(other.claim_ids(&next, 1).await, [ids[1]]);
 }
 
+/// A8: who is claimed with the end of a run has its slot next, without a call of the lock session: the fence tells. Nobody
+/// else is woken beside it, so no host is refused.
+#[tokio::test]
+async fn who_is_claimed_with_an_end_follows_in_its_slot() {
+    let database = empty().await;
+    let (world, other) = (world_on(&database).await, world_on(&database).await);
+    let served = [gated("c", 1, mutex(&["k"]))];
+    let (host, next) = (world.host(&served).await, other.host(&served).await);
+    let ids = world.enqueue_many("c", 4).await;
+    let mut run = world.claim_one(&host).await;
+    assert_eq!(other.claim_ids(&next, 4).await, [], "the others stand in line");
+    for follower in &ids[1..] {
+        let exchanged = world.exchange(&host, vec![settle(&run, done())], 1).await;
+        assert_eq!(exchanged.claimed.iter().map(|run| run.id).collect::<Vec<_>>(), [*follower]);
+        assert_eq!(exchanged.claimed[0].fence, run.fence.map(|fence| fence + 1), "handed on");
+        let elsewhere = other.exchange(&next, Vec::new(), 4).await;
+        assert_eq!((elsewhere.claimed.len(), elsewhere.parked), (0, 0), "nobody was woken for others");
+        run = exchanged.claimed.into_iter().next().expect("one");
+    }
+    world.complete(&host, &run).await;
+    assert_eq!(locks(&mut connected(&database).await).await, 0);
+}
+
+/// A8: after a hundred hand-offs, or a second, others have their turn, before the host that gives the key back.
+#[tokio::test]
+async fn a_turn_that_is_over_is_left_to_others() {
+    let database = empty().await;
+    let (world, other) = (world_on(&database).await, world_on(&database).await);
+    let served = [gated("c", 1, mutex(&["k"]))];
+    let (host, next) = (world.host(&served).await, other.host(&served).await);
+    let ids = world.enqueue_many("c", 105).await;
+    let mut run = world.claim_one(&host).await;
+    assert_eq!(other.claim_ids(&next, 1).await, [], "the others stand in line");
+    let mut ran = 0;
+    loop {
+        ran += 1;
+        let exchanged = world.exchange(&host, vec![settle(&run, done())], 1).await;
+        assert_eq!(exchanged.settled, [SettleVerdict::Settled]);
+        match exchanged.claimed.into_iter().next() {
+            Some(follower) => run = follower,
+            None => break,
+        }
+    }
+    assert!((2..=101).contains(&ran), "{ran} runs in one turn");
+    let exchanged = other.exchange(&next, Vec::new(), 1).await;
+    assert_eq!(exchanged.claimed.iter().map(|run| run.id).collect::<Vec<_>>(), [ids[ran]], "the first in line, elsewhere");
+    assert_eq!(exchanged.parked_again, 0, "nobody was refused");
+}
+
 /// With a store its lock sessions end, and with them their locks.
 #[tokio::test]
 async fn a_store_that_is_dropped_holds_nothing() {

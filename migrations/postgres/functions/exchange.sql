@@ -88,7 +88,7 @@ DECLARE
     v_plain bigint[];
     v_bulk int[];
     v_tickets bigint[];
-    v_page int := coalesce(k_page, least(c_max, 1024));
+    v_page int := coalesce(k_page, least(c_max + w_extra, 1024));
     v_from int;
     v_count int;
     v_window int;
@@ -98,6 +98,9 @@ DECLARE
     -- comes after it under the same stamp stands behind it.
     v_full text[] := '{}';
     v_refusals jsonb := '{}';
+    -- Where in `k_…` it stands what the host has said of a job. (To search the array for each candidate would cost its square.)
+    v_places jsonb := '{}';
+    v_spots int[];
     v_at int;
     v_position int;
     v_admitted record;
@@ -417,10 +420,13 @@ BEGIN
     -- as long as what is wanted; later ones are longer, because candidates that park cost little. A page is decided in its
     -- order, part by part, until enough have started; what was parked has left the index by the next page, and what was
     -- woken is in it.
+    IF cardinality(k_job) > 0 THEN
+        SELECT jsonb_object_agg(k.job, k.n) INTO v_places FROM unnest(k_job) WITH ORDINALITY k (job, n);
+    END IF;
     WHILE v_left > 0 AND NOT v_stop LOOP
         SELECT array_agg(q.handle ORDER BY q.due, q.handle), array_agg(3::smallint), array_agg(q.bytes ORDER BY q.due, q.handle),
-               array_agg(q.at ORDER BY q.due, q.handle)
-          INTO v_handles, v_kinds, v_bytes, v_lanes
+               array_agg(q.at ORDER BY q.due, q.handle), '{}'::int[]
+          INTO v_handles, v_kinds, v_bytes, v_lanes, v_spots
           FROM (SELECT r.handle, r.due, l.at, r.bytes
                   FROM unnest(c_lane) WITH ORDINALITY l (lane, at)
                  CROSS JOIN LATERAL (SELECT i.handle FROM warp.ready i WHERE i.lane = l.lane AND i.place = 3
@@ -432,16 +438,16 @@ BEGIN
         IF NOT v_reserved THEN
             -- Others may hold the rows in front, so the look goes further than the page is long.
             v_window := 4 * v_page + 64;
-            -- 0 starts at once, 1 has keys, 2 needs stamp and keys, 3 cannot be applied, 4 starts with the stamp brought.
+            -- 0 starts at once, 1 has keys, 2 needs stamp and keys, 3 cannot be applied, 4 starts with the stamp brought. What the
+            -- host has said counts only where no other host has written stamp and keys since it looked.
             SELECT array_agg(q.handle ORDER BY q.due, q.handle), array_agg(q.kind ORDER BY q.due, q.handle),
-                   array_agg(q.bytes ORDER BY q.due, q.handle), array_agg(q.at ORDER BY q.due, q.handle),
+                   array_agg(q.bytes ORDER BY q.due, q.handle), array_agg(q.at ORDER BY q.due, q.handle), array_agg(q.spot ORDER BY q.due, q.handle),
                    bool_and(q.kind = 0 AND q.bytes IS NULL) AND count(*) <= v_left
-              INTO v_handles, v_kinds, v_bytes, v_lanes, v_simple
-              FROM (SELECT r.handle, r.due, c.at, r.bytes,
+              INTO v_handles, v_kinds, v_bytes, v_lanes, v_spots, v_simple
+              FROM (SELECT r.handle, r.due, c.at, r.bytes, CASE WHEN r.stamp IS NULL OR r.keys = '{}' THEN p.spot END AS spot,
                            (CASE WHEN r.stamp IS NOT NULL AND r.keys IS DISTINCT FROM '{}' THEN CASE WHEN r.keys IS NULL THEN 0 ELSE 1 END
-                                 WHEN r.handle = ANY (k_job) THEN (
-                                     SELECT CASE WHEN k.error IS NOT NULL THEN 3 WHEN k.keys IS NOT NULL THEN 1 ELSE 4 END
-                                       FROM unnest(k_job, k_keys, k_error) k (job, keys, error) WHERE k.job = r.handle)
+                                 WHEN p.spot IS NOT NULL THEN
+                                     CASE WHEN k_error[p.spot] IS NOT NULL THEN 3 WHEN k_keys[p.spot] IS NOT NULL THEN 1 ELSE 4 END
                                  WHEN r.explicit IS NOT NULL OR c.keyed OR r.keys IS NOT NULL THEN 2 ELSE 0 END)::smallint AS kind
                       FROM (SELECT i.handle, i.due, l.at, l.keyed
                               FROM unnest(c_lane, c_keyed) WITH ORDINALITY l (lane, keyed, at)
@@ -449,6 +455,7 @@ BEGIN
                                                     AND i.handle <> ALL (v_passed) ORDER BY i.due, i.handle LIMIT v_window) i
                              ORDER BY i.due, i.handle LIMIT v_window) c
                       JOIN warp.ready r ON r.handle = c.handle
+                     CROSS JOIN LATERAL (SELECT (v_places ->> r.handle::text)::int AS spot) p
                      ORDER BY c.due, c.handle LIMIT v_page FOR UPDATE OF r SKIP LOCKED) q;
         END IF;
         EXIT WHEN v_handles IS NULL;
@@ -461,7 +468,7 @@ BEGIN
             v_window := greatest(v_page, 256, least(4 * cardinality(k_job), 2048));
             v_peeked := true;
             RETURN QUERY
-            SELECT 3::smallint, 0, j.handle, j.id, NULL::bigint, NULL::int, NULL::int, j.lane, c.stamp, NULL::bool, j.created_at, NULL::bigint, j.payload, NULL::text, NULL::text, j.explicit,
+            SELECT 3::smallint, 0, j.handle, j.id, NULL::bigint, NULL::int, NULL::int, j.lane, c.stamp, NULL::bool, j.created_at, c.due, j.payload, NULL::text, NULL::text, j.explicit,
                    NULL::bigint
               FROM (SELECT i.handle, i.due, i.stamp, sum(coalesce(i.bytes, 0)) OVER (ORDER BY i.due, i.handle) - coalesce(i.bytes, 0) AS before
                       FROM (SELECT i.* FROM unnest(c_lane, c_keyed) l (lane, keyed)
@@ -487,7 +494,7 @@ BEGIN
                     v_cut := v_at - 1;
                     EXIT;
                 END IF;
-                v_position := CASE WHEN v_kinds[v_at] = 1 AND cardinality(v_full) > 0 THEN array_position(k_job, v_handles[v_at]) END;
+                v_position := CASE WHEN v_kinds[v_at] = 1 AND cardinality(v_full) > 0 THEN v_spots[v_at] END;
                 v_starts := v_starts + CASE WHEN v_kinds[v_at] = 3 AND NOT v_reserved THEN 0
                                             WHEN v_position IS NOT NULL AND k_keys[v_position] || '/' || k_stamp[v_position] = ANY (v_full) THEN 0
                                             ELSE 1 END;
@@ -511,10 +518,9 @@ BEGIN
                 RETURN QUERY
                 WITH gone AS (
                     DELETE FROM warp.ready r
-                     USING unnest(v_handles, v_kinds, v_lanes) WITH ORDINALITY u (handle, kind, at, n)
-                      LEFT JOIN unnest(k_job, k_stamp) k (job, stamp) ON u.kind = 4 AND k.job = u.handle
+                     USING unnest(v_handles, v_kinds, v_lanes, v_spots) WITH ORDINALITY u (handle, kind, at, spot, n)
                      WHERE u.kind IN (0, 4) AND u.n BETWEEN v_from AND v_cut AND r.handle = u.handle
-                    RETURNING r.*, coalesce(r.stamp, k.stamp, c_stamp[u.at]) AS new_stamp, c_digest[u.at] AS new_digest
+                    RETURNING r.*, coalesce(r.stamp, CASE u.kind WHEN 4 THEN k_stamp[u.spot] END, c_stamp[u.at]) AS new_stamp, c_digest[u.at] AS new_digest
                 ), started AS (
                     INSERT INTO warp.running AS s (handle, due, changed_at, lane, run, attempt, deaths, place, is_unique, bytes, stamp, digest, host, claimed_at, token, settled, ticket)
                     SELECT g.handle, g.due, v_now, g.lane, g.run + 1, g.attempt + 1, g.deaths, 4, g.is_unique, g.bytes, g.new_stamp, g.new_digest, p_host, v_now, nextval('warp.token'), g.settled, g.ticket
@@ -536,7 +542,7 @@ BEGIN
                 v_wait_known := true;
                 FOR v_at IN v_from .. v_cut LOOP
                     CONTINUE WHEN v_kinds[v_at] IN (0, 4);
-                    v_position := CASE WHEN NOT v_reserved THEN array_position(k_job, v_handles[v_at]) END;
+                    v_position := v_spots[v_at];
                     IF v_kinds[v_at] = 3 AND NOT v_reserved THEN
                         DELETE FROM warp.ready r WHERE r.handle = v_handles[v_at] RETURNING * INTO v_row;
                         v_row.stamp := k_stamp[v_position];

@@ -31,6 +31,7 @@ use crate::call::{Db, Sql, get, get_id};
 use crate::clock::Clock;
 use crate::error::Fault;
 use crate::intern::Interned;
+use crate::lookahead::{self, Candidate};
 use crate::rows::{read_metadata, without_nul, write_metadata};
 
 /// Calls that one exchange makes for candidates that need keys; then it answers `more` and is called again.
@@ -131,9 +132,11 @@ impl Exchange<'_> {
         let mut wanted = Wanting::of(claim.is_some(), hand_off);
         let mut repeats = std::mem::take(&mut ends.repeats);
         let mut exchanged = Exchanged { settled: ends.verdicts.clone(), ..Exchanged::default() };
-        let mut prepared = Prepared::default();
+        // More than may start is brought, since others may have claimed the first of them.
+        let most = if lanes.has_keys() { 2 * lanes.max.saturating_add(hand_off.extra as usize).clamp(32, 1024) } else { 0 };
+        let mut prepared = Prepared::with(self.interned.take_ahead(&lanes.declared(), most, *now));
         let mut unusable = Vec::new();
-        let mut counted = 0;
+        let (mut counted, mut last) = (0, None);
         for calls in 1.. {
             let left = lanes.max.saturating_sub(counted);
             let rows = self.call(*host, *now, &ends, &lanes, left, &prepared, &wanted).await?;
@@ -159,6 +162,8 @@ impl Exchange<'_> {
             let stamps = answer.claimed.iter().map(|run| run.stamp).collect();
             let stamps = self.interned.stamps(self.db, &stamps).await?;
             for run in answer.claimed {
+                let (_, due, job) = run.order;
+                last = last.max(Some((due, job)));
                 counted += usize::from(wanted.got(&run));
                 let stamp = stamps.get(&run.stamp).cloned().unwrap_or_else(|| Err("its stamp is missing".to_owned()));
                 match stamp {
@@ -167,7 +172,14 @@ impl Exchange<'_> {
                 }
             }
             // Whoever got all he asked for may ask again.
-            if lanes.max > 0 && counted >= lanes.max || !answer.peeked.is_empty() && calls >= MOST_CALLS {
+            if lanes.max > 0 && counted >= lanes.max {
+                // Candidates are decided in their order, so whoever stands behind the last one that was claimed has not been. Where
+                // fewer were claimed than could be, all have.
+                self.interned.keep_ahead(lanes.declared(), prepared.left_behind(last), *now);
+                exchanged.more = true;
+                break;
+            }
+            if !answer.peeked.is_empty() && calls >= MOST_CALLS {
                 exchanged.more = true;
                 break;
             }
@@ -235,7 +247,8 @@ impl Exchange<'_> {
         Ok(Box::pin(self.at_once(&params)).await?.settled)
     }
 
-    /// The one statement. What it locks and which indexes it relies on stands with the function.
+    /// The one statement. What it locks and which indexes it relies on stands with the function; a host that does nothing but
+    /// ask calls the one that is quick where there is one job or none.
     async fn call(
         self,
         host: HostId,
@@ -247,6 +260,17 @@ impl Exchange<'_> {
         wanted: &Wanting,
     ) -> Result<Vec<PgRow>, Fault> {
         let host = i32::try_from(host.0).map_err(|_| Fault::said(StoreErrorKind::HostLost, format!("{} is no host", host.0)))?;
+        let tells_nothing = ends.are_none() && prepared.is_nothing() && wanted.keys.is_empty() && self.ride.is_none();
+        if tells_nothing && left > 0 && lanes.are_plain() {
+            let sql = Sql::new("SELECT * FROM warp.claim_one($1, $2, $3, $4, $5, $6)")
+                .arg(host)
+                .arg(self.clock.tell(now))
+                .arg(lanes.ids.clone())
+                .arg(lanes.stamps.clone())
+                .arg(lanes.digests.clone())
+                .arg(i32::try_from(left).unwrap_or(i32::MAX));
+            return self.db.rows(sql).await;
+        }
         let Ends { ords, jobs, tokens, took, results, passed, passes, others, lines, children, verdicts: _, repeats: _ } = ends;
         let sql = Sql::new(
             "SELECT * FROM warp.exchange($1, $2, $3, $4, $5, $6, $7, $8::jsonb, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, \
@@ -281,10 +305,10 @@ impl Exchange<'_> {
         .arg(i32::try_from(left).unwrap_or(i32::MAX))
         .arg(lanes.fronts.iter().map(|front| front.map(|(due, _)| due)).collect::<Vec<_>>())
         .arg(lanes.fronts.iter().map(|front| front.map(|(_, job)| job)).collect::<Vec<_>>())
-        .arg(prepared.jobs.clone())
-        .arg(prepared.stamps.clone())
-        .arg(prepared.keys.clone())
-        .arg(prepared.errors.clone())
+        .arg(prepared.candidates.iter().map(|candidate| candidate.order.1).collect::<Vec<_>>())
+        .arg(prepared.candidates.iter().map(|candidate| candidate.stamp).collect::<Vec<_>>())
+        .arg(prepared.candidates.iter().map(|candidate| candidate.keys.clone()).collect::<Vec<_>>())
+        .arg(prepared.candidates.iter().map(|candidate| candidate.error.clone()).collect::<Vec<_>>())
         .arg(prepared.reserved.clone())
         .arg(prepared.page)
         .arg(self.ride.map(Ride::to_send))
@@ -419,6 +443,10 @@ struct Children {
 }
 
 impl Ends {
+    fn are_none(&self) -> bool {
+        self.jobs.is_empty() && self.others.is_empty() && self.passes.keys.is_empty()
+    }
+
     async fn of(exchange: Exchange<'_>, settles: &[Settle], passes: &[Pass]) -> Result<Self, Fault> {
         let mut ends = Ends { passes: Passes::of(passes), ..Ends::default() };
         let from: HashSet<ClaimToken> = passes.iter().map(|pass| pass.from.1).collect();
@@ -585,6 +613,20 @@ impl Lanes {
         })
     }
 
+    fn has_keys(&self) -> bool {
+        self.keyed.iter().any(|keyed| *keyed)
+    }
+
+    /// Nothing is known of them but that their jobs need no keys, unless they declared some themselves.
+    fn are_plain(&self) -> bool {
+        !self.has_keys() && self.fronts.iter().all(Option::is_none)
+    }
+
+    /// What a look at their jobs depends on.
+    fn declared(&self) -> lookahead::Declared {
+        self.ids.iter().zip(&self.stamps).zip(&self.digests).map(|((lane, stamp), digest)| (*lane, *stamp, *digest)).collect()
+    }
+
     fn lane(&self, id: i32) -> Result<&Lane, Fault> {
         let unknown = || Fault::said(StoreErrorKind::Internal, format!("a claim answered with lane {id}, which was not asked for"));
         self.places.get(&id).and_then(|place| self.lanes.get(*place)).ok_or_else(unknown)
@@ -625,11 +667,9 @@ impl Wanting {
 /// Stamps and keys for candidates, as the function takes them, and their payloads, which it does not send again.
 #[derive(Default)]
 struct Prepared {
-    jobs: Vec<i64>,
-    stamps: Vec<Option<i32>>,
-    keys: Vec<Option<String>>,
-    errors: Vec<Option<String>>,
-    payloads: HashMap<i64, String>,
+    candidates: Vec<Candidate>,
+    /// Where the candidate of a job stands.
+    places: HashMap<i64, usize>,
     /// What earlier calls of this exchange reserved or woke.
     reserved: Vec<i64>,
     /// How long the page was that they stopped at.
@@ -637,6 +677,28 @@ struct Prepared {
 }
 
 impl Prepared {
+    fn with(candidates: Vec<Candidate>) -> Self {
+        let places = candidates.iter().enumerate().map(|(place, candidate)| (candidate.order.1, place)).collect();
+        Prepared { candidates, places, ..Prepared::default() }
+    }
+
+    fn is_nothing(&self) -> bool {
+        self.candidates.is_empty() && self.reserved.is_empty() && self.page.is_none()
+    }
+
+    /// The payload of a job that the function has not sent again.
+    fn payload(&mut self, job: JobHandle) -> String {
+        let candidate = self.places.get(&job.0).and_then(|place| self.candidates.get_mut(*place));
+        candidate.map(|candidate| std::mem::take(&mut candidate.payload)).unwrap_or_default()
+    }
+
+    /// Those behind this one.
+    fn left_behind(&mut self, last: Option<(i64, i64)>) -> Vec<Candidate> {
+        let mut left = std::mem::take(self).candidates;
+        left.retain(|candidate| Some(candidate.order) > last);
+        left
+    }
+
     /// Resolves and renders. A policy that cannot be applied fails its own job.
     async fn of(exchange: Exchange<'_>, lanes: &Lanes, peeked: Vec<Peeked>) -> Result<Self, Fault> {
         let Exchange { db, interned, clock: _, ride: _ } = exchange;
@@ -677,24 +739,22 @@ impl Prepared {
             .collect();
         let known: Vec<_> = stamps.iter().flatten().cloned().collect();
         let mut ids = interned.stamp_ids(db, &known).await?.into_iter();
-        let mut prepared = Prepared::default();
+        let mut candidates = Vec::with_capacity(peeked.len());
         for ((job, outcome), stamp) in peeked.into_iter().zip(resolved).zip(stamps) {
-            prepared.jobs.push(job.handle);
-            prepared.stamps.push(stamp.and_then(|_| ids.next()));
             let (keys, error) = match outcome {
                 Ok((_, keys)) => (keys, None),
                 Err((_, reason)) => (None, Some(without_nul(&reason))),
             };
-            prepared.errors.push(error);
             // In the one global order of keys, each once (C4).
-            prepared.keys.push(keys.map(|keys| {
+            let keys = keys.map(|keys| {
                 let ids: BTreeSet<i64> = keys.iter().filter_map(|key| key_ids.get(key)).map(|id| id.0).collect();
                 let ids: Vec<_> = ids.iter().map(ToString::to_string).collect();
                 format!("{{{}}}", ids.join(","))
-            }));
-            prepared.payloads.insert(job.handle, job.payload);
+            });
+            let stamp = stamp.and_then(|_| ids.next());
+            candidates.push(Candidate { order: (job.due, job.handle), stamp, keys, error, payload: job.payload });
         }
-        Ok(prepared)
+        Ok(Prepared::with(candidates))
     }
 }
 
@@ -724,6 +784,7 @@ struct Summary {
 /// A candidate that needs stamp and keys.
 struct Peeked {
     handle: i64,
+    due: i64,
     lane: i32,
     explicit: Option<i32>,
     /// It has a stamp already, under which its keys could not be rendered the last time.
@@ -804,6 +865,7 @@ impl Answer {
                 7 => answer.not_passed.push(ClaimToken(get(row, 4)?)),
                 _ => answer.peeked.push(Peeked {
                     handle: get(row, 2)?,
+                    due: get(row, 11)?,
                     lane: get(row, 7)?,
                     explicit: get(row, 15)?,
                     stamp: get(row, 8)?,
@@ -841,7 +903,7 @@ impl Started {
     fn claimed(self, lanes: &Lanes, prepared: &mut Prepared, stamp: Arc<Stamp>, now: UnixMillis) -> Result<Claimed, Fault> {
         let payload = match self.payload {
             Some(payload) => payload,
-            None => prepared.payloads.remove(&self.handle.0).unwrap_or_default(),
+            None => prepared.payload(self.handle),
         };
         Ok(Claimed {
             handle: self.handle,

@@ -18,11 +18,12 @@ use std::hash::Hash;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use warp_domain::policy::{Declared, Stamp};
-use warp_domain::{Digest, KeyId};
+use warp_domain::{Digest, KeyId, UnixMillis};
 use warp_store::{StoreErrorKind, codec};
 
 use crate::call::{Db, Sql, get};
 use crate::error::Fault;
+use crate::lookahead::{self, Candidate, Lookahead};
 
 /// Keys that are remembered.
 const KEYS: usize = 100_000;
@@ -43,6 +44,7 @@ pub(crate) struct Interned {
     declared_ids: Mutex<HashMap<String, i32>>,
     keys: Mutex<HashMap<String, KeyId>>,
     fronts: Mutex<HashMap<i32, Front>>,
+    ahead: Mutex<Lookahead>,
 }
 
 /// How far a lane has been claimed.
@@ -92,8 +94,9 @@ impl Interned {
     /// Another server may answer from now on.
     pub(crate) fn note(&self, fault: &Fault) {
         if matches!(fault.kind(), StoreErrorKind::Unavailable | StoreErrorKind::OutcomeUnknown) {
-            let Interned { lanes, digests, stamps, declared, declared_ids, keys, fronts } = self;
+            let Interned { lanes, digests, stamps, declared, declared_ids, keys, fronts, ahead } = self;
             locked(fronts).clear();
+            locked(ahead).clear();
             locked(lanes).clear();
             locked(digests).clear();
             *locked(stamps) = Stamps::default();
@@ -152,6 +155,16 @@ impl Interned {
     pub(crate) fn forget_fronts(&self, lanes: &[i32]) {
         let mut fronts = locked(&self.fronts);
         lanes.iter().for_each(|lane| drop(fronts.remove(lane)));
+    }
+
+    /// What earlier claims have looked up for this one.
+    pub(crate) fn take_ahead(&self, declared: &lookahead::Declared, most: usize, now: UnixMillis) -> Vec<Candidate> {
+        locked(&self.ahead).take(declared, most, now)
+    }
+
+    /// What a claim has looked up and not got to.
+    pub(crate) fn keep_ahead(&self, declared: lookahead::Declared, left: Vec<Candidate>, now: UnixMillis) {
+        locked(&self.ahead).put_back(declared, left, now);
     }
 
     /// Numbers of digests, in order.

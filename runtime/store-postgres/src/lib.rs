@@ -22,6 +22,7 @@ mod hosts;
 mod intern;
 mod listen;
 mod locks;
+mod lookahead;
 mod observe;
 mod operator;
 mod orphans;

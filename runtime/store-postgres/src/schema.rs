@@ -31,6 +31,7 @@ pub const MIGRATIONS: [(&str, &str); 2] = [
             include_str!("../../../migrations/postgres/0002_pause.sql"),
             include_str!("../../../migrations/postgres/functions/ledger.sql"),
             include_str!("../../../migrations/postgres/functions/exchange.sql"),
+            include_str!("../../../migrations/postgres/functions/claim.sql"),
             include_str!("../../../migrations/postgres/functions/enqueue.sql"),
             include_str!("../../../migrations/postgres/functions/hosts.sql"),
             include_str!("../../../migrations/postgres/functions/operators.sql"),

@@ -6,6 +6,7 @@ mod connections;
 mod enqueue;
 mod faults;
 mod known_faults;
+mod lookahead;
 mod model;
 mod plans;
 mod poolers;

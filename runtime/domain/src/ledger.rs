@@ -365,6 +365,10 @@ impl KeyState {
         }
     }
 
+    fn is_used_up(&self) -> bool {
+        self.more_waiters && self.line.iter().all(|waiter| self.passed_over(waiter))
+    }
+
     fn insert(&mut self, waiter: Waiter) {
         let place = self.line.partition_point(|other| other.ticket < waiter.ticket);
         // Beyond the loaded part of the line the driver's next load finds it by its row.
@@ -423,8 +427,14 @@ impl Ledger {
     /// [`Ledger::extend_line`] them and [`Ledger::hand_on`] again, in the same transaction.
     #[must_use]
     pub fn keys_to_reload(&self) -> Vec<KeyId> {
-        let used_up = |state: &KeyState| state.more_waiters && state.line.iter().all(|waiter| state.passed_over(waiter));
-        self.keys.iter().filter(|(_, state)| used_up(state)).map(|(key, _)| *key).collect()
+        self.keys.iter().filter(|(_, state)| state.is_used_up()).map(|(key, _)| *key).collect()
+    }
+
+    /// Whether the loaded part of one of these lines is used up. Who is claimed then may be refused for the sake of somebody
+    /// unloaded who does not count, so the driver loads further first.
+    #[must_use]
+    pub fn needs_reload(&self, keys: &[KeyId]) -> bool {
+        keys.iter().filter_map(|key| self.keys.get(key)).any(KeyState::is_used_up)
     }
 
     /// B2. All keys or none, in their global order (C4); what cannot start is parked on the first key that

@@ -386,6 +386,12 @@ impl Claim<'_> {
             if exchanged.counted(extra) >= most {
                 break;
             }
+            if self.ledger.needs_reload(&found.row.keys) {
+                // All of it is written: what is reserved from here on must not be taken for what was decided before.
+                work.writes.forget_reservations(&decided);
+                work.decide_further(&mut self.ledger, self.now).await?;
+                work.flush().await?;
+            }
             decided.insert(found.row.handle);
             self.decided = Some(found.row.place);
             self.decide_one(work, found, &texts, exchanged).await?;

@@ -33,10 +33,11 @@ async fn the_driver_does_what_the_model_does() {
     compare(seeds(30)).await;
 }
 
-/// 266: the first waiters of a line are too heavy for the limit in force, and somebody behind them is not.
+/// 266: the first waiters of a line are too heavy for the limit in force, and somebody behind them is not. 62: the part of a
+/// line that was loaded is used up in the middle of a page, and nobody who counts is behind it.
 #[tokio::test]
 async fn seeds_that_differed_once() {
-    for seed in [266] {
+    for seed in [62, 266] {
         compare(seed..seed + 1).await;
     }
 }

@@ -59,6 +59,11 @@ BEGIN
             w_key => '{}', w_most => '{}', w_extra => 0);
         RETURN;
     END IF;
+    kind := 0;
+    job := v_look.next_due;
+    token := v_now;
+    payload := '{"parked":0,"again":0,"skipped":0,"unacceptable":0,"more":false,"reserved":[],"page":null}';
+    RETURN NEXT;
     IF v_look.candidates = 1 THEN
         -- Whoever has changed it since it was seen has taken it, or holds it.
         DELETE FROM warp.ready r
@@ -87,10 +92,4 @@ BEGIN
             RETURN NEXT;
         END IF;
     END IF;
-    kind := 0;
-    ord := NULL;
-    job := v_look.next_due;
-    token := v_now;
-    payload := '{"parked":0,"again":0,"skipped":0,"unacceptable":0,"more":false,"reserved":[],"page":null}';
-    RETURN NEXT;
 END $$;

@@ -289,6 +289,30 @@ BEGIN
     END LOOP;
 END $$;
 
+-- The same for one job that may run at once and has no unique key: whether it was written, else one with its id is there.
+-- Announces `p_queue` unless that is NULL. With values instead of arrays and without a block to catch errors in, it takes
+-- the server a third of the time. Waits only for whoever writes the same id at the same moment. Index: job_id.
+CREATE OR REPLACE FUNCTION warp.enqueue_one(
+    p_id uuid, p_lane int, p_explicit int, p_payload text, p_metadata text, p_trace_parent text, p_now bigint, p_queue text
+) RETURNS bool LANGUAGE plpgsql AS $$
+DECLARE
+    v_now bigint := coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000)::bigint);
+    v_handle bigint := nextval('warp.handle');
+BEGIN
+    INSERT INTO warp.job (handle, id, created_at, lane, explicit, payload, metadata, trace_parent)
+    VALUES (v_handle, p_id, v_now, p_lane, p_explicit, p_payload, p_metadata, p_trace_parent) ON CONFLICT (id) DO NOTHING;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    INSERT INTO warp.ready (handle, due, changed_at, lane, run, attempt, deaths, place, is_unique, bytes, explicit)
+    VALUES (v_handle, v_now, v_now, p_lane, 0, 0, 0, 1, false,
+            CASE WHEN octet_length(p_payload) > 16384 THEN octet_length(p_payload) END, p_explicit);
+    IF p_queue IS NOT NULL THEN
+        PERFORM pg_notify('warp', p_queue);
+    END IF;
+    RETURN true;
+END $$;
+
 -- ------------------------------------------------------------------------------- for callers in any language
 
 -- A text as it stands in a refusal, with what cannot be seen written out.

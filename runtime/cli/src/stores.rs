@@ -105,7 +105,15 @@ fn connect_settings(config: &Config, url: &str) -> ConnectSettings {
 /// # Errors
 /// With the file or address and what to do.
 pub async fn open(config: &Config) -> Outcome<Opened> {
-    match place(config)? {
+    open_at(place(config)?, config).await
+}
+
+/// The same at this place.
+///
+/// # Errors
+/// With the file or address and what to do.
+pub async fn open_at(place: Place, config: &Config) -> Outcome<Opened> {
+    match place {
         Place::Sqlite(path) => sqlite(existing(path, config)?, config, false).await,
         Place::Postgres(settings) => postgres(*settings, config, false, false).await,
     }

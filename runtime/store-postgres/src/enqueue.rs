@@ -2,7 +2,7 @@
 //!
 //! Many rows go in one statement, as arrays. What is refused by its own data never reaches the server.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use warp_domain::UnixMillis;
 use warp_store::{EnqueueVerdict, NewJob, StoreErrorKind, codec};
@@ -28,7 +28,7 @@ pub(crate) struct Enqueued {
 /// Writes jobs. More than [`ROWS`] of them are several statements in a row: a fault among those leaves the first ones
 /// written, and the same call again finds them by their ids.
 ///
-/// Locking and indexes stand with `warp.enqueue_rows`. Its caller runs it to its end, so that what it leaves unsaid is
+/// Locking and indexes stand with `warp.enqueue_rows` and `warp.enqueue_one`. Its caller runs it to its end, so that what it leaves unsaid is
 /// announced.
 pub(crate) async fn enqueue(core: &Core, jobs: Vec<NewJob>, now: UnixMillis) -> Result<Enqueued, Fault> {
     let mut enqueued = Enqueued { verdicts: Vec::with_capacity(jobs.len()), unsaid: false };
@@ -74,6 +74,16 @@ impl Chunk {
         let lanes = interned.lanes(db, &names).await?;
         let declared: Vec<_> = self.jobs.iter().map(|job| &job.explicit).collect();
         let explicits = interned.declared_ids(db, &declared).await?;
+        if let ([job], [lane], [explicit]) = (&*self.jobs, &*lanes, &*explicits)
+            && job.due.is_none()
+            && job.unique_key.is_none()
+        {
+            let (is_written, is_unsaid) = write_one(core, job, *lane, *explicit, now).await?;
+            if !is_written && let Some(place) = self.places.first() {
+                verdicts[*place] = EnqueueVerdict::Duplicate(job.id);
+            }
+            return Ok(is_unsaid);
+        }
         let mut columns = Columns::with_capacity(self.jobs.len());
         self.jobs.into_iter().for_each(|job| columns.push(job));
         let Columns { ids, payloads, metadata, trace_parents, dues, unique_keys } = columns;
@@ -121,6 +131,37 @@ impl Chunk {
         }
         Ok(is_unsaid)
     }
+}
+
+/// Writes a job that may run at once and has no unique key, what most calls bring, with less work for the server: whether
+/// it was written, else one with its id is there already, and whether it is announced later.
+async fn write_one(core: &Core, job: &NewJob, lane: i32, explicit: Option<i32>, now: Option<i64>) -> Result<(bool, bool), Fault> {
+    let Core { db, announcer, .. } = core;
+    let queue = job.queue.as_str();
+    let quiet = announcer.begin(&BTreeSet::from([queue]));
+    let is_loud = quiet.is_empty();
+    let sql = Sql::new("SELECT warp.enqueue_one($1, $2, $3, $4, $5, $6, $7, $8)")
+        .arg(job.id.0)
+        .arg(lane)
+        .arg(explicit)
+        .arg(job.payload.as_str())
+        .arg(write_metadata(&job.metadata))
+        .arg(job.trace_parent.clone())
+        .arg(now)
+        .arg(is_loud.then(|| queue.to_owned()));
+    let is_written = match db.row(sql).await {
+        Ok(row) => get::<bool>(&row, 0)?,
+        Err(fault) => {
+            // It may have been written after all.
+            announcer.owe(quiet);
+            return Err(fault);
+        }
+    };
+    let is_unsaid = is_written && !is_loud;
+    if is_unsaid {
+        announcer.owe(quiet);
+    }
+    Ok((is_written, is_unsaid))
 }
 
 /// The rows, column by column.

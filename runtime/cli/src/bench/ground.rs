@@ -107,9 +107,9 @@ impl Ground {
         Ok(rows)
     }
 
-    /// A store beside those of the hosts, as another process has.
+    /// A store beside those of the hosts, as another process has that only gives commands: it listens to nothing.
     pub async fn publisher(&self) -> Outcome<Arc<dyn Store>> {
-        Ok(stores::open_new(self.place_as(PUBLISHER), &self.config).await?.store)
+        Ok(stores::open_at(self.place_as(PUBLISHER), &self.config).await?.store)
     }
 
     /// Writes jobs and waits until they are stored.

@@ -1,6 +1,7 @@
 //! The PostgreSQL store on real servers.
 
 mod backlog;
+mod claim;
 mod conformance;
 mod connections;
 mod enqueue;

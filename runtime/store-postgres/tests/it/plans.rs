@@ -92,6 +92,8 @@ async fn commands_read_a_few_rows_by_their_indexes_whatever_the_statistics_say()
             ),
             40,
         ),
+        ("enqueue one", format!("SELECT warp.enqueue_one({}, 1, NULL, '1', NULL, NULL, 5, 'q')", id(ROWS * 9)), 5),
+        ("claim from a lane with nothing in it", "SELECT * FROM warp.claim_one(1, 5, '{10}', '{1}', '{1}', 16)".to_owned(), 10),
         ("renew", format!("SELECT warp.renew_host(2, 1, array[{running}], array[{running}], 1000, {})", ROWS * 9), 2_500),
         ("rescue", "SELECT warp.rescue_host(2, 0, 5, 1)".to_owned(), 1_500),
         ("cancel a ready job", format!("SELECT warp.cancel_job({}, 'x', 1)", id(ready)), 60),

@@ -612,7 +612,9 @@ impl World {
         for key in 0..self.keys.len() as u8 {
             let (mut holders, mut exclusive) = (0, false);
             for host in self.hosts.iter().filter(|host| host.up && !host.lost) {
-                let converting = host.call.as_ref().is_some_and(|call| call.touches(key));
+                // A call that is out, or has failed, may have made it a slot.
+                let converting = host.call.as_ref().is_some_and(|call| call.touches(key))
+                    || host.table.unsure().is_some_and(|unsure| unsure.converts.contains(&key));
                 for (_, hold) in host.table.holds().filter(|(held, _)| *held == key) {
                     holders += hold.holders.len();
                     exclusive |= hold.exclusive && !converting;

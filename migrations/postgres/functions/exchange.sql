@@ -5,9 +5,10 @@
 -- (`k_…`) and decides: everything that the ledger does to a job happens in that one transaction.
 --
 -- Locks: the host shared (a rescue takes it exclusively, so no claim commits for a host that is being taken away);
--- the running rows of the ends; candidates with SKIP LOCKED; all keys of the ends and of the candidates in sight in
--- ascending order; keys that turn up later only if nobody holds them, else their jobs stay for the next call. A slot that
--- passes on inside the host (B8) is re-pointed without its key's row: how many there are does not change.
+-- the names of the shared state that the ends write, in one order; the running rows of the ends; candidates with SKIP
+-- LOCKED; all keys of the ends and of the candidates in sight in ascending order; keys that turn up later only if nobody
+-- holds them, else their jobs stay for the next call. A slot that passes on inside the host (B8) is re-pointed without its
+-- key's row: how many there are does not change.
 -- Indexes: ready_due and ready_reserved (one range per lane, by due time), ready_special, the primary keys, waiting_due.
 --
 -- Answer, one row per thing by `kind`: 0 the summary (`job` the next due time, `token` now, the rest JSON in `payload`),
@@ -218,6 +219,10 @@ BEGIN
 
     -- The others one by one, in the order of the batch: with keys, with another end, with children or shared state.
     IF cardinality(s_job) > coalesce(cardinality(v_done), 0) OR s_other IS NOT NULL THEN
+        -- All shared state that the batch writes, in one order. Locked end by end, two batches could wait for each other.
+        PERFORM pg_advisory_xact_lock(n.name) FROM (
+            SELECT DISTINCT warp.state_lock(w ->> 'bucket', w ->> 'key') AS name
+              FROM jsonb_array_elements(s_other) o CROSS JOIN LATERAL jsonb_array_elements(o -> 'state') w ORDER BY 1) n;
         FOR v_end IN
             SELECT u.ord, u.job, u.token, u.took, jsonb_build_object('to', 'completed', 'result', u.result) AS exit, NULL::jsonb AS other
               FROM unnest(s_ord, s_job, s_token, s_took, s_result) u (ord, job, token, took, result)
@@ -786,11 +791,10 @@ CREATE OR REPLACE FUNCTION warp.activate(p_now bigint) RETURNS bigint LANGUAGE s
 $$;
 
 -- Writes a run's shared state, all or nothing: false if a comparison fails or a value is no number. Writers of one value
--- take turns by a lock on its name, in one order; the locks end with the transaction. Index: primary key of state.
+-- take turns by a lock on its name, which the caller has taken for all that its transaction writes, in one order; the locks
+-- end with the transaction. Index: primary key of state.
 CREATE OR REPLACE FUNCTION warp.apply_state(p_writes jsonb) RETURNS bool LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM pg_advisory_xact_lock(n.name) FROM (
-        SELECT DISTINCT warp.state_lock(w ->> 'bucket', w ->> 'key') AS name FROM jsonb_array_elements(p_writes) w ORDER BY 1) n;
     -- What was written before the one that conflicts is undone with this block.
     BEGIN
         PERFORM warp.write_state(w ->> 'bucket', w ->> 'key', w -> 'change')

@@ -387,12 +387,13 @@ CREATE OR REPLACE FUNCTION warp.apply_state_now(
 DECLARE
     v_why text;
 BEGIN
+    -- The name before the row, as in `warp.exchange`.
+    PERFORM pg_advisory_xact_lock(warp.state_lock(p_bucket, p_key));
     PERFORM FROM warp.running r WHERE r.host = p_host AND r.handle = p_job AND r.token = p_token FOR KEY SHARE;
     IF NOT FOUND THEN
         verdict := 3;
         RETURN;
     END IF;
-    PERFORM pg_advisory_xact_lock(warp.state_lock(p_bucket, p_key));
     BEGIN
         value := warp.write_state(p_bucket, p_key, p_change);
         verdict := 0;

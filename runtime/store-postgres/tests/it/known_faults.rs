@@ -16,7 +16,7 @@ use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
 use warp_domain::ending::State;
 use warp_domain::policy::Declared;
 use warp_domain::resolve::Declarations;
-use warp_store::{ClaimParams, EnqueueVerdict, ExchangeParams, HandOff, NewJob, Store};
+use warp_store::{ClaimParams, EnqueueVerdict, ExchangeParams, HandOff, NewJob, Settle, SettleVerdict, StateChange, StateWrite, Store};
 use warp_store_postgres::{ConnectSettings, StatementMode};
 use warp_store_tests::{Host, Subject, World, done, gated, mutex, plain, semaphore, settle};
 use warp_test_servers::{Database, PgBouncer, PoolMode, database};
@@ -256,6 +256,16 @@ async fn a11_trades_in_opposite_directions_meet_no_deadlock() {
     assert_eq!(number(&mut eyes, "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()").await, 0);
 }
 
+/// Waits until a call waits for a lock.
+async fn until_somebody_waits<T>(eyes: &mut PgConnection, calling: &tokio::task::JoinHandle<T>) {
+    let waits = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    let begun = Instant::now();
+    while number(eyes, waits).await == 0 {
+        assert!(begun.elapsed() < Duration::from_secs(20) && !calling.is_finished(), "the call does not wait for the lock");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
 /// A deadlock needs two who come within microseconds of each other, so the order itself is looked at: a claim that waits
 /// for the first of its keys holds no later one.
 async fn assert_keys_are_locked_in_their_order(world: &World, host: &Host, database: &Database, from: &str, to: &str) {
@@ -270,12 +280,7 @@ async fn assert_keys_are_locked_in_their_order(world: &World, host: &Host, datab
         ExchangeParams { host: host.id, now: world.now(), settles: Arc::new([]), claim: Some(claim), hand_off: HandOff::default() };
     let store = world.store.clone();
     let claiming = tokio::spawn(async move { store.exchange(params).await });
-    let waits = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
-    let begun = Instant::now();
-    while number(&mut eyes, waits).await == 0 {
-        assert!(begun.elapsed() < Duration::from_secs(20) && !claiming.is_finished(), "the claim does not lock its keys");
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
+    until_somebody_waits(&mut eyes, &claiming).await;
     let free = "WITH k AS (SELECT FROM warp.conc_key WHERE id = (SELECT max(id) FROM warp.conc_key WHERE key IN ('a', 'c')) FOR UPDATE SKIP LOCKED)
                 SELECT count(*) FROM k";
     assert_eq!(number(&mut eyes, free).await, 1, "from {from} to {to}: the later key was locked first");
@@ -283,6 +288,37 @@ async fn assert_keys_are_locked_in_their_order(world: &World, host: &Host, datab
     let claimed = claiming.await.expect("a task").expect("a claim").claimed;
     assert_eq!(claimed.len(), 1);
     world.complete(host, &claimed[0]).await;
+}
+
+/// Runs that nothing keeps apart write the same values. A batch that locked them end by end would wait, with some of them
+/// locked, for another batch that does the same in another order; so it is looked at whether it does.
+#[tokio::test]
+async fn a11_a_batch_locks_all_shared_state_that_it_writes_in_one_order() {
+    let database = database();
+    let world = world_on(&database).await;
+    let host = world.host(&[plain("write")]).await;
+    let (mut holder, mut eyes) = (connection(&database).await, connection(&database).await);
+    let mut names = Vec::new();
+    for key in ["x", "y"] {
+        names.push((number(&mut eyes, &format!("SELECT warp.state_lock('purses', '{key}')")).await, key));
+    }
+    names.sort_unstable();
+    let [(first, low), (last, high)] = names[..] else { unreachable!() };
+    world.enqueue_many("write", 2).await;
+    let runs = world.exchange(&host, Vec::new(), 2).await.claimed;
+    let put = |key: &str| StateWrite { bucket: "purses".to_owned(), key: key.to_owned(), change: StateChange::Put(Some("1".to_owned())) };
+    let ends = runs.iter().zip([high, low]).map(|(run, key)| Settle { state: vec![put(key)], ..settle(run, done()) });
+    let settles: Vec<Settle> = ends.collect();
+    sqlx::raw_sql(AssertSqlSafe(format!("BEGIN; SELECT pg_advisory_xact_lock({first})"))).execute(&mut holder).await.expect("a lock");
+    let params = ExchangeParams { host: host.id, now: world.now(), settles: settles.into(), claim: None, hand_off: HandOff::default() };
+    let store = world.store.clone();
+    let settling = tokio::spawn(async move { store.exchange(params).await });
+    until_somebody_waits(&mut eyes, &settling).await;
+    let free = format!("SELECT pg_try_advisory_xact_lock({last})::int::bigint");
+    assert_eq!(number(&mut eyes, &free).await, 1, "it waits for the first name and holds the last");
+    sqlx::raw_sql("COMMIT").execute(&mut holder).await.expect("the end");
+    let settled = settling.await.expect("no panic").expect("it settles").settled;
+    assert_eq!(settled, [SettleVerdict::Settled; 2]);
 }
 
 #[tokio::test]

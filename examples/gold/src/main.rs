@@ -22,7 +22,7 @@ use clap::Parser;
 
 use report::Report;
 use scenes::{SCENES, Size};
-use stage::Theatre;
+use stage::{Slots, Theatre};
 
 /// Shows what a lost update costs, and what each rule of warp-host does about it.
 #[derive(Debug, Parser)]
@@ -37,7 +37,12 @@ struct Cli {
     /// Only these scenes, by their letters, such as `a,b`
     #[arg(long, value_name = "LETTERS", value_delimiter = ',')]
     scene: Vec<char>,
-    /// Keep databases and logs
+    /// On a PostgreSQL server of its own, three hosts to a scene, with slots of this kind [default: SQLite files, two hosts]
+    ///
+    /// WARP_TEST_POSTGRES_URL names another server; its user must be allowed to make databases.
+    #[arg(long, value_name = "SLOTS")]
+    postgres: Option<Slots>,
+    /// Keep files and logs; a server's databases are dropped all the same
     #[arg(long)]
     keep: bool,
 }
@@ -52,7 +57,7 @@ fn main() -> Result<ExitCode> {
         Some(path) => path.canonicalize().with_context(|| format!("no host at {}", path.display()))?,
         None => build::host()?,
     };
-    let theatre = Theatre::new(host, &build::component()?)?;
+    let theatre = Theatre::new(host, &build::component()?, cli.postgres)?;
     let size = if cli.quick { Size::QUICK } else { Size::FULL };
 
     let mut report = Report::default();
@@ -61,7 +66,7 @@ fn main() -> Result<ExitCode> {
     }
     println!("{}", report.table());
     if cli.keep || !report.all_right() {
-        eprintln!("databases and logs are kept in {}", theatre.keep().display());
+        eprintln!("files and logs are kept in {}", theatre.keep().display());
     }
     Ok(if report.all_right() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -11,6 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
 use tempfile::TempDir;
+use warp_test_servers::{Database, database, missing};
 
 use crate::build;
 use crate::host::HostProcess;
@@ -21,17 +22,42 @@ const LEASE: &str = "6s";
 const STALLED: Duration = Duration::from_secs(120);
 const GLANCE: Duration = Duration::from_millis(100);
 
+/// What the slots of a PostgreSQL database are made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Slots {
+    /// Rows of a table.
+    Ledger,
+    /// Advisory locks.
+    Session,
+}
+
+impl Slots {
+    /// For `--locks`.
+    fn name(self) -> &'static str {
+        match self {
+            Slots::Ledger => "ledger",
+            Slots::Session => "session",
+        }
+    }
+}
+
 /// The folder of the whole story: the packed plugin, one cache of compiled code, and a stage for each scene.
 pub struct Theatre {
     host: PathBuf,
     folder: TempDir,
+    /// `None` is a SQLite file for each stage.
+    server: Option<Slots>,
 }
 
 impl Theatre {
     /// Packs the component with its manifest, as its author would.
-    pub fn new(host: PathBuf, component: &Path) -> Result<Self> {
+    pub fn new(host: PathBuf, component: &Path, server: Option<Slots>) -> Result<Self> {
+        let packages = missing();
+        if server.is_some() && std::env::var_os("WARP_TEST_POSTGRES_URL").is_none() && !packages.is_empty() {
+            bail!("missing: {}; install it, or name a server in WARP_TEST_POSTGRES_URL", packages.join(" "));
+        }
         let folder = tempfile::Builder::new().prefix("gold-").tempdir().context("failed to make a temporary folder")?;
-        let theatre = Theatre { host, folder };
+        let theatre = Theatre { host, folder, server };
         fs::create_dir(theatre.plugins())?;
         let mut pack = theatre.command();
         pack.arg("pack").arg(component).arg(build::manifest()).arg("-o").arg(theatre.plugins().join("gold.wasm"));
@@ -41,7 +67,8 @@ impl Theatre {
 
     /// A new stage.
     pub fn stage(&self, name: &str) -> Result<Stage<'_>> {
-        let stage = Stage { theatre: self, folder: self.folder.path().join(name), hosts: Vec::new(), started: 0 };
+        let server = self.server.map(|_| database());
+        let stage = Stage { theatre: self, folder: self.folder.path().join(name), hosts: Vec::new(), started: 0, server };
         fs::create_dir(&stage.folder)?;
         fs::write(
             stage.config(),
@@ -49,7 +76,10 @@ impl Theatre {
         )?;
         // The manifest asks for buckets; this is the operator who grants them.
         stage.run(&["grant", "gold"])?;
-        stage.run(&["migrate"])?;
+        match self.server {
+            None => stage.run(&["migrate"])?,
+            Some(slots) => stage.run(&["migrate", "--locks", slots.name()])?,
+        };
         Ok(stage)
     }
 
@@ -79,6 +109,8 @@ pub struct Stage<'a> {
     folder: PathBuf,
     hosts: Vec<HostProcess>,
     started: usize,
+    /// Dropped after the hosts, which would miss it.
+    server: Option<Database>,
 }
 
 /// Jobs by state, and what has been counted.
@@ -105,9 +137,19 @@ impl Status {
 }
 
 impl Stage<'_> {
-    /// The database's file.
-    pub fn database(&self) -> PathBuf {
+    /// The database's file, where it is one.
+    pub fn file(&self) -> PathBuf {
         self.folder.join("warp.db")
+    }
+
+    /// The database's address, where it is on a server.
+    pub fn url(&self) -> Option<&str> {
+        self.server.as_ref().map(Database::url)
+    }
+
+    /// How many hosts play.
+    pub fn cast(&self) -> usize {
+        if self.server.is_some() { 3 } else { 2 }
     }
 
     fn config(&self) -> PathBuf {
@@ -117,6 +159,9 @@ impl Stage<'_> {
     fn command(&self) -> Command {
         let mut command = self.theatre.command();
         command.arg("--config").arg(self.config());
+        if let Some(url) = self.url() {
+            command.env("WARP_DATABASE_URL", url);
+        }
         command
     }
 
@@ -131,22 +176,29 @@ impl Stage<'_> {
         serde_json::from_str(&text).with_context(|| format!("warp-host {} did not print JSON: {text}", args.join(" ")))
     }
 
-    /// Starts a host and answers its place among those of this stage.
-    pub fn start_host(&mut self, workers: u32) -> Result<usize> {
-        let host = self.new_host(workers)?;
-        self.hosts.push(host);
-        Ok(self.hosts.len() - 1)
-    }
-
-    /// `kill -9`, and a new host in its place.
-    pub fn kill_and_restart(&mut self, at: usize, workers: u32) -> Result<()> {
-        // The old one first: two hosts are on this stage, never three.
-        self.hosts[at].kill()?;
-        self.hosts[at] = self.new_host(workers)?;
+    /// Starts all hosts, with so many workers among them.
+    pub fn start_hosts(&mut self, workers: usize) -> Result<()> {
+        for at in 0..self.cast() {
+            let host = self.new_host(self.share(workers, at))?;
+            self.hosts.push(host);
+        }
         Ok(())
     }
 
-    fn new_host(&mut self, workers: u32) -> Result<HostProcess> {
+    /// `kill -9` for a host, and a new one in its place.
+    pub fn kill_and_restart(&mut self, at: usize, workers: usize) -> Result<()> {
+        // The old one first: there is never one host more.
+        self.hosts[at].kill()?;
+        self.hosts[at] = self.new_host(self.share(workers, at))?;
+        Ok(())
+    }
+
+    /// How many of so many workers are this host's.
+    fn share(&self, workers: usize, at: usize) -> usize {
+        workers / self.cast() + usize::from(at < workers % self.cast())
+    }
+
+    fn new_host(&mut self, workers: usize) -> Result<HostProcess> {
         self.started += 1;
         let mut command = self.command();
         command.args(["run", "--workers", &workers.to_string()]);

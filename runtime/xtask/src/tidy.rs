@@ -38,8 +38,8 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
             "warp-http",
         ],
     ),
-    // A story told from outside; the store is there to play one host that behaves badly.
-    ("gold", &["warp-domain", "warp-store", "warp-store-sqlite"]),
+    // A story told from outside; the stores are there to play one host that behaves badly, the servers to play on.
+    ("gold", &["warp-domain", "warp-store", "warp-store-sqlite", "warp-store-postgres", "warp-test-servers"]),
     ("xtask", &["warp-manifest", "warp-test-servers"]),
 ];
 

@@ -10,7 +10,7 @@ use crate::report::{Rows, grouped};
 use crate::stage::{Stage, Theatre};
 
 const GOLD: i64 = 1_000;
-const WORKERS: u32 = 16;
+const WORKERS: usize = 16;
 /// Few enough that their credits overlap, enough that workers find work while one player's key is held.
 const PLAYERS: std::ops::RangeInclusive<u32> = 11..=20;
 /// A race, and a kill, may miss. Before that is a finding the scene is played again, each time with more credits, so
@@ -20,7 +20,7 @@ const GROWTH: i64 = 4;
 
 pub fn without_mutex(theatre: &Theatre, size: Size, rows: &mut Rows) -> Result<()> {
     let mut stage = theatre.stage("a")?;
-    stage.start_host(WORKERS)?;
+    stage.start_hosts(WORKERS)?;
     let mut paid = 0;
     let mut owned = 0;
     for round in 0..ROUNDS {
@@ -44,7 +44,7 @@ pub fn without_mutex(theatre: &Theatre, size: Size, rows: &mut Rows) -> Result<(
 
 pub fn under_mutex(theatre: &Theatre, size: Size, rows: &mut Rows) -> Result<()> {
     let mut stage = theatre.stage("b")?;
-    stage.start_host(WORKERS)?;
+    stage.start_hosts(WORKERS)?;
     let paid = credit_all(&stage, "credit-locked", size.credits)?;
     stage.wait()?;
     all_completed(&mut stage)?;
@@ -69,7 +69,7 @@ pub fn under_mutex(theatre: &Theatre, size: Size, rows: &mut Rows) -> Result<()>
 
 pub fn under_fire(theatre: &Theatre, size: Size, rows: &mut Rows) -> Result<()> {
     let mut stage = theatre.stage("c")?;
-    let hosts = [stage.start_host(WORKERS / 2)?, stage.start_host(WORKERS / 2)?];
+    stage.start_hosts(WORKERS)?;
     let (mut paid, mut kills, mut cut_short) = (0, 0_u32, 0);
     for round in 0..ROUNDS {
         paid += credit_all(&stage, "credit-locked", size.credits * GROWTH.pow(round))?;
@@ -81,7 +81,7 @@ pub fn under_fire(theatre: &Theatre, size: Size, rows: &mut Rows) -> Result<()> 
             match last {
                 None if status.jobs("Completed") > before => last = Some(Instant::now()),
                 Some(kill) if kill.elapsed() >= size.kill_every && kills < most => {
-                    stage.kill_and_restart(hosts[kills as usize % hosts.len()], WORKERS / 2)?;
+                    stage.kill_and_restart(kills as usize % stage.cast(), WORKERS)?;
                     kills += 1;
                     last = Some(Instant::now());
                 }

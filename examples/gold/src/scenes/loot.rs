@@ -13,7 +13,7 @@ const GOLD: i64 = 100;
 
 pub fn half_done(theatre: &Theatre, _: Size, rows: &mut Rows) -> Result<()> {
     let mut stage = theatre.stage("g")?;
-    stage.start_host(4)?;
+    stage.start_hosts(4)?;
 
     // Each write at once: the gold is paid, the item is not there, and running it again pays a second time.
     let (failed, repeated) = drop_into_full_bag(&mut stage, "now")?;

@@ -10,14 +10,13 @@ use crate::stage::{Stage, Theatre, text};
 
 pub const KEY: &str = "database";
 pub const CONNECTIONS: usize = 10;
-const HOSTS: u32 = 2;
-const WORKERS: u32 = 64;
+const WORKERS: usize = 64;
 const MILLIS: u64 = 20;
 
 pub fn ten_connections(theatre: &Theatre, size: Size, rows: &mut Rows) -> Result<()> {
     // First without the limit: if no eleventh came in then, a limit of ten would prove nothing.
     let mut stage = theatre.stage("e-unlimited")?;
-    start(&mut stage)?;
+    stage.start_hosts(WORKERS)?;
     let payloads = payloads(size.saves / 4, CONNECTIONS + 1);
     stage.enqueue_with("save", &payloads, &["--semaphore", "unlimited", "--limit", &WORKERS.to_string()])?;
     let (done, most) = run(&mut stage)?;
@@ -28,11 +27,12 @@ pub fn ten_connections(theatre: &Theatre, size: Size, rows: &mut Rows) -> Result
     });
 
     let mut stage = theatre.stage("e")?;
-    start(&mut stage)?;
+    stage.start_hosts(WORKERS)?;
     let (done, most) = save_all(&mut stage, size.saves)?;
+    let hosts = stage.cast();
     stage.stop_hosts()?;
     rows.add(
-        format!("{} saves, {WORKERS} workers in {HOSTS} hosts, limit 10", size.saves),
+        format!("{} saves, {WORKERS} workers in {hosts} hosts, limit 10", size.saves),
         "never more than 10 inside, and 10 reached",
         inside(done, most),
         done == size.saves && most == CONNECTIONS as u64,
@@ -44,10 +44,6 @@ pub fn ten_connections(theatre: &Theatre, size: Size, rows: &mut Rows) -> Result
 pub fn save_all(stage: &mut Stage<'_>, saves: usize) -> Result<(usize, u64)> {
     stage.enqueue("save", &payloads(saves, CONNECTIONS))?;
     run(stage)
-}
-
-fn start(stage: &mut Stage<'_>) -> Result<()> {
-    (0..HOSTS).try_for_each(|_| stage.start_host(WORKERS / HOSTS).map(drop))
 }
 
 fn payloads(saves: usize, crowd: usize) -> Vec<Value> {
@@ -75,7 +71,7 @@ pub fn wrong_order(theatre: &Theatre, size: Size, rows: &mut Rows) -> Result<()>
         }
         ids
     };
-    stage.start_host(16)?;
+    stage.start_hosts(16)?;
     stage.wait()?;
     stage.stop_hosts()?;
     let mut copies = ids.iter().map(|id| copy(&stage.result(id)?)).collect::<Result<Vec<Copy>>>()?;

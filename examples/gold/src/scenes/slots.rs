@@ -13,7 +13,8 @@ use warp_domain::policy::Declared;
 use warp_domain::resolve::Declarations;
 use warp_domain::{ClaimToken, Digest, HostId, UnixMillis};
 use warp_store::{ClaimParams, Claimed, ExchangeParams, HandOff, HostInfo, Lane, RunOutput, Served, Settle, SettleVerdict, Store};
-use warp_store_sqlite::{OpenOptions, SqliteStore};
+use warp_store_postgres::{ConnectSettings, PostgresStore};
+use warp_store_sqlite::SqliteStore;
 
 use super::Size;
 use super::saves::{CONNECTIONS, KEY, save_all};
@@ -31,9 +32,7 @@ pub fn released_wrongly(theatre: &Theatre, size: Size, rows: &mut Rows) -> Resul
 
     let leaks = vec![json!({}); size.leaks];
     stage.enqueue("leak", &leaks)?;
-    for _ in 0..2 {
-        stage.start_host(16)?;
-    }
+    stage.start_hosts(32)?;
     let failed = stage.wait()?.jobs("Failed") as usize;
     let begin = Instant::now();
     let mut held = stage.holders(KEY)?;
@@ -62,7 +61,7 @@ pub fn released_wrongly(theatre: &Theatre, size: Size, rows: &mut Rows) -> Resul
 
 /// A host that releases slots as it must not.
 struct Hand {
-    store: SqliteStore,
+    store: Arc<dyn Store>,
     host: HostId,
     lane: Lane,
 }
@@ -103,7 +102,14 @@ async fn by_hand(stage: &Stage<'_>, rows: &mut Rows) -> Result<()> {
 
 impl Hand {
     async fn register(stage: &Stage<'_>) -> Result<Self> {
-        let store = SqliteStore::open(OpenOptions { create: false, migrate: false, ..OpenOptions::new(stage.database()) }).await?;
+        let store: Arc<dyn Store> = match stage.url() {
+            Some(url) => Arc::new(PostgresStore::open(warp_store_postgres::OpenOptions::new(ConnectSettings::new(url))).await?),
+            None => {
+                let options = warp_store_sqlite::OpenOptions::new(stage.file());
+                let options = warp_store_sqlite::OpenOptions { create: false, migrate: false, ..options };
+                Arc::new(SqliteStore::open(options).await?)
+            }
+        };
         let info = HostInfo { name: "by-hand".to_owned(), version: env!("CARGO_PKG_VERSION").to_owned(), now: now() };
         let host = store.register(info).await?;
         let declarations = Arc::new(Declarations {

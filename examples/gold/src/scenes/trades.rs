@@ -13,9 +13,7 @@ pub fn opposite(theatre: &Theatre, size: Size, rows: &mut Rows) -> Result<()> {
     let mut stage = theatre.stage("d")?;
     let start = |player: u32| json!({ "player_id": player, "gold": START });
     stage.enqueue("credit-locked", &[start(17), start(42)])?;
-    for _ in 0..2 {
-        stage.start_host(8)?;
-    }
+    stage.start_hosts(16)?;
     stage.wait()?;
 
     // Amounts differ from trade to trade, so that two lost ones cannot make up for each other.

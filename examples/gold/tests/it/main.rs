@@ -8,7 +8,22 @@ const SCENES: &str = "abcdefgh";
 
 #[test]
 fn every_scene_finds_what_it_expects() {
-    let played = Command::new(env!("CARGO_BIN_EXE_gold")).arg("--quick").output().expect("the story starts");
+    plays(&[]);
+}
+
+#[test]
+fn every_scene_finds_what_it_expects_on_a_server() {
+    plays(&["--postgres", "ledger"]);
+}
+
+#[test]
+fn every_scene_finds_what_it_expects_under_session_locks() {
+    plays(&["--postgres", "session"]);
+}
+
+#[track_caller]
+fn plays(args: &[&str]) {
+    let played = Command::new(env!("CARGO_BIN_EXE_gold")).arg("--quick").args(args).output().expect("the story starts");
     let table = String::from_utf8(played.stdout).expect("the table is UTF-8");
     let messages = String::from_utf8_lossy(&played.stderr);
 

@@ -123,6 +123,17 @@ impl Scene {
         Scene { ground, runtime, store }
     }
 
+    /// How many processes share the database: two where they share a file, three on a server.
+    fn hosts(&self) -> usize {
+        if self.ground.on_server() { 3 } else { 2 }
+    }
+
+    /// Starts so many, each with these arguments, and waits until each has loaded the ledger.
+    #[track_caller]
+    fn start_hosts(&self, args: &[&str]) -> Vec<Host> {
+        (0..self.hosts()).map(|_| Host::start(self, args, "ledger.wasm")).collect()
+    }
+
     /// Puts the ledger guest with these handlers into the plugins directory, in place of what was there. Returns
     /// its digest as the program prints it.
     fn publish(&self, handlers: &str) -> String {

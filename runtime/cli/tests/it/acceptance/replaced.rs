@@ -11,10 +11,12 @@ use warp_store::{JobDetails, JobFilter, Waiting};
 use super::{Host, Scene, ended, size};
 
 on_each_scene! {
+    replacements_under_load_change_nothing_for_whoever_has_started
     five_that_wait_while_the_limit_is_raised_stay_at_the_old_one_until_an_operator_sets_it
 }
 
 on_session_locks! {
+    replacements_under_load_change_nothing_for_whoever_has_started
     five_that_wait_while_the_limit_is_raised_stay_at_the_old_one_until_an_operator_sets_it
 }
 
@@ -84,22 +86,30 @@ impl Seen {
     }
 }
 
+/// Waits until every host serves this version.
+#[track_caller]
+fn until_replaced(hosts: &[Host], digest: &str) {
+    for host in hosts {
+        host.wait_for("the replacement", |line| line.contains("\"plugin replaced") && line.contains(&format!("\"digest\":\"{digest}\"")));
+    }
+}
+
 fn resident(host: &Host) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", host.pid())).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0)
 }
 
-#[test]
-fn a_hundred_replacements_under_load_change_nothing_for_whoever_has_started() {
-    let (replacements, backlog, more) = (100, size(200, 2000), size(8, 40));
-    let scene = Scene::new();
+fn replacements_under_load_change_nothing_for_whoever_has_started(scene: &Scene) {
+    // Several hosts compile each version on the same cores, so a server gets all hundred in the long run only.
+    let replacements = if scene.ground.on_server() { size(20, 100) } else { 100 };
+    let (backlog, more) = (size(200, 2000), size(8, 40));
     // A comment makes the file of each version another one, though the rules come back every dozen.
     let handler = |version: usize| format!("# {version}\n[contract.work]\n[handler.work]\n{}", Rule::of(version).declaration());
     // Digest to version, in the order of publishing.
     let mut published = HashMap::from([(scene.publish(&handler(0)), 0)]);
-    let host = Host::start(&scene, &["--workers", "16"], "ledger.wasm");
-    let at_start = resident(&host);
+    let hosts = scene.start_hosts(&["--workers", "16"]);
+    let at_start: Vec<u64> = hosts.iter().map(resident).collect();
     let begun = std::time::Instant::now();
 
     let payload = |job: usize| format!(r#"{{"key":"k{}","tenant":"t{}","ms":"250","job":"{job}"}}"#, job % KEYS, job % 3);
@@ -107,9 +117,9 @@ fn a_hundred_replacements_under_load_change_nothing_for_whoever_has_started() {
     let mut ids: Vec<(String, usize)> = scene.enqueue("work", (0..backlog).map(payload)).into_iter().map(|id| (id, 0)).collect();
     let mut seen = Seen::default();
     for version in 1..=replacements {
-        seen.look(&scene);
+        seen.look(scene);
         let digest = scene.publish(&handler(version));
-        host.wait_for("the replacement", |line| line.contains("\"plugin replaced") && line.contains(&format!("\"digest\":\"{digest}\"")));
+        until_replaced(&hosts, &digest);
         published.insert(digest, version);
         // Enqueued after it serves, so the rules are the new ones: no other version comes before it is claimed
         // or seen as parked.
@@ -118,12 +128,13 @@ fn a_hundred_replacements_under_load_change_nothing_for_whoever_has_started() {
     }
     assert_eq!(published.len(), 1 + replacements, "two versions are the same");
     scene.until("the end of every job", |overview| ended(overview) == ids.len() as u64);
-    eprintln!("{replacements} replacements under {} jobs: {:.1?}", ids.len(), begun.elapsed());
+    eprintln!("{replacements} replacements under {} jobs in {} hosts: {:.1?}", ids.len(), hosts.len(), begun.elapsed());
     eprintln!("at the replacements {} ran and {} were parked, {} jobs in all", seen.running, seen.parked, seen.stamps.len());
-    let at_end = resident(&host);
-    eprintln!("resident: {at_start} KiB at the start, {at_end} KiB at the end");
+    let at_end: Vec<u64> = hosts.iter().map(resident).collect();
+    eprintln!("resident: {at_start:?} KiB at the start, {at_end:?} KiB at the end");
     // A version that were kept would keep a compiled component and its place in the pool.
-    assert!(at_end < at_start + (64 << 10), "the memory of old versions does not come back: {at_start} KiB, then {at_end} KiB");
+    let grown = at_start.iter().zip(&at_end).any(|(start, end)| *end >= start + (64 << 10));
+    assert!(!grown, "the memory of old versions does not come back: {at_start:?} KiB, then {at_end:?} KiB");
     assert!(seen.running > 0 && seen.parked > 0, "nothing ran or waited when the plugin was replaced");
 
     let (mut overtaken, mut new_rules) = (0, 0);
@@ -156,7 +167,9 @@ fn a_hundred_replacements_under_load_change_nothing_for_whoever_has_started() {
     eprintln!("{overtaken} jobs ran on a newer version under the rules of an older one, {new_rules} took the version of their day");
     assert!(overtaken > 0, "nobody waited across a replacement");
     assert!(new_rules > replacements, "new jobs do not take the new rules");
-    host.stop();
+    for host in hosts {
+        host.stop();
+    }
 }
 
 /// The plugin version of each start.
@@ -170,7 +183,7 @@ fn five_that_wait_while_the_limit_is_raised_stay_at_the_old_one_until_an_operato
         format!("[contract.hold]\n[handler.hold]\nsemaphore = {{ key = \"bank\", limit = {limit} }}\n[contract.work]\n[handler.work]")
     };
     let old = scene.publish(&handlers(1));
-    let host = Host::start(scene, &["--workers", "16"], "ledger.wasm");
+    let hosts = scene.start_hosts(&["--workers", "16"]);
     let hold = |count: usize| scene.enqueue("hold", (0..count).map(|_| r#"{"does":"hold","key":"bank","gate":"gate"}"#.to_owned()));
     let started = || scene.ledger().entries.iter().filter(|entry| entry.key == "bank").count();
     let holder = hold(1).remove(0);
@@ -179,8 +192,8 @@ fn five_that_wait_while_the_limit_is_raised_stay_at_the_old_one_until_an_operato
     scene.until("the others to wait", |overview| overview.parked == 5);
 
     let new = scene.publish(&handlers(10));
-    host.wait_for("the replacement", |line| line.contains("\"plugin replaced") && line.contains(&format!("\"digest\":\"{new}\"")));
-    // A job of the new version that has run to its end proves that the host claims under it, beside those who wait.
+    until_replaced(&hosts, &new);
+    // A job of the new version that has run to its end proves that new jobs are claimed under it, beside those who wait.
     let probe = scene.enqueue("work", [r#"{"ms":"0","key":"probe"}"#.to_owned()]).remove(0);
     let probed = scene.until_job(&probe, "a job on the new version", |job| job.summary.state == State::Completed);
     assert_eq!(digests(&probed), std::slice::from_ref(&new));
@@ -209,5 +222,7 @@ fn five_that_wait_while_the_limit_is_raised_stay_at_the_old_one_until_an_operato
         assert_eq!(limit, Some(if *id == sixth { 10 } else { 1 }), "an admin limit changes no stamp");
     }
     assert_eq!(scene.ledger().most_at_once()["bank"], 7);
-    host.stop();
+    for host in hosts {
+        host.stop();
+    }
 }

@@ -58,9 +58,16 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Settings and inputs as shipped, with plugins and cache where this test has them.
-fn scene() -> Scene {
-    let scene = Scene::new();
+on_each_scene! {
+    the_shipped_plugins_do_their_work_on_the_shipped_inputs
+}
+
+on_session_locks! {
+    the_shipped_plugins_do_their_work_on_the_shipped_inputs
+}
+
+/// Puts settings and inputs there as shipped, with plugins and cache where this test has them.
+fn ship(scene: &Scene) {
     let inputs = root().join("examples/inputs");
     let settings = std::fs::read_to_string(inputs.join("warp.toml")).expect("the settings are shipped");
     let cache = target().join("test-cache");
@@ -70,12 +77,10 @@ fn scene() -> Scene {
     for file in ["invoice.json", "in/photo.png", "in/report.bin", "in/sales.csv"] {
         scene.ground.write(file, std::fs::read(inputs.join(file)).expect("the input is shipped"));
     }
-    scene
 }
 
-#[test]
-fn the_shipped_plugins_do_their_work_on_the_shipped_inputs() {
-    let scene = scene();
+fn the_shipped_plugins_do_their_work_on_the_shipped_inputs(scene: &Scene) {
+    ship(scene);
     let (built, left_out): (Vec<_>, Vec<_>) =
         SHIPPED.iter().partition(|shipped| root().join("plugins").join(format!("{}.wasm", shipped.plugin)).exists());
     for Shipped { plugin, .. } in left_out {
@@ -90,7 +95,7 @@ fn the_shipped_plugins_do_their_work_on_the_shipped_inputs() {
         let file = format!("{plugin}.wasm");
         std::fs::copy(root().join("plugins").join(&file), scene.ground.path("plugins").join(&file)).expect("a copy");
     }
-    let host = Host::start(&scene, &[], &format!("{}.wasm", first.plugin));
+    let host = Host::start(scene, &[], &format!("{}.wasm", first.plugin));
     // Enqueued before the others have loaded: jobs wait for their plugin.
     let ids: Vec<String> = built
         .iter()
@@ -100,7 +105,7 @@ fn the_shipped_plugins_do_their_work_on_the_shipped_inputs() {
         let job = scene.until_job(id, plugin, |job| job.summary.state.is_final());
         assert_eq!((job.summary.state, job.summary.attempts), (State::Completed, 1), "{job:?}");
         let result = job.result.as_deref().expect("every shipped plugin has a result");
-        judge(&scene, &serde_json::from_str(result).expect("JSON"));
+        judge(scene, &serde_json::from_str(result).expect("JSON"));
 
         // Its page has the rules with where they come from, and the version that ran it.
         let digest = digest_of(&scene.ground.path("plugins").join(format!("{plugin}.wasm")));

@@ -4,9 +4,13 @@ use std::time::{Duration, Instant};
 
 use warp_domain::ending::State;
 
-use super::{Host, Scene, ended, spinning_start_guest};
+use super::{Scene, ended, spinning_start_guest};
 
 on_each_scene! {
+    spinning_sleeping_and_spinning_start_code_are_stopped_beside_neighbours_that_notice_nothing
+}
+
+on_session_locks! {
     spinning_sleeping_and_spinning_start_code_are_stopped_beside_neighbours_that_notice_nothing
 }
 
@@ -24,8 +28,10 @@ fn spinning_sleeping_and_spinning_start_code_are_stopped_beside_neighbours_that_
     );
     let guest = spinning_start_guest();
     scene.ground.run(&["pack", guest.to_str().expect("UTF-8"), "spinning.toml", "-o", "plugins/spinning.wasm"]).good();
-    let host = Host::start(scene, &["--workers", "12"], "ledger.wasm");
-    host.wait_for("the other plugin", |line| line.contains("\"plugin loaded\"") && line.contains("\"spinning.wasm\""));
+    let hosts = scene.start_hosts(&["--workers", "12"]);
+    for host in &hosts {
+        host.wait_for("the other plugin", |line| line.contains("\"plugin loaded\"") && line.contains("\"spinning.wasm\""));
+    }
 
     // As many spinners as cores, one of them in its start code, and as many that sleep.
     let cores = std::thread::available_parallelism().map_or(2, usize::from).clamp(2, 4);
@@ -63,10 +69,12 @@ fn spinning_sleeping_and_spinning_start_code_are_stopped_beside_neighbours_that_
     }
     eprintln!("{beside} of the neighbours ended while the others were stuck");
     assert!(beside > 0, "nobody could run beside them");
-    // The host is well, too.
+    // The hosts are well, too.
     let again = scene.enqueue("work", [payload(0)]);
     scene.until_job(&again[0], "another job", |job| job.summary.state == State::Completed);
-    assert_eq!(host.stop()["late"], 0);
+    for host in hosts {
+        assert_eq!(host.stop()["late"], 0);
+    }
 }
 
 /// What the guest computes: FNV-1a, a thousand times over.

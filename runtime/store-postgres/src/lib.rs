@@ -302,12 +302,17 @@ impl Store for PostgresStore {
     }
 
     async fn deregister(&self, host: HostId, now: UnixMillis) -> Result<()> {
-        // Its locks first: whoever claims what it hands back finds them free.
-        if let Some(sessions) = &self.sessions {
-            sessions.close(host).await;
-        }
         self.sent.end(host);
-        self.tell("deregister a host", Some(now), hosts::deregister(&self.core.db, self.core.clock, host, now)).await
+        let (core, session) = (self.core.clone(), self.sessions.as_ref().and_then(|sessions| sessions.take(host)));
+        // On a task of its own: what the host owes for slots is written, whoever still listens.
+        let ended = orphans::detached(async move {
+            // Its locks first: whoever claims what it hands back finds them free.
+            if let Some(session) = session {
+                session.close().await;
+            }
+            hosts::deregister(&core.db, core.clock, host, now).await
+        });
+        self.tell("deregister a host", Some(now), ended).await
     }
 
     async fn hosts(&self) -> Result<Vec<HostSeen>> {

@@ -205,12 +205,9 @@ impl Sessions {
         self.hosts().remove(&id);
     }
 
-    /// Gives back everything that a host holds and ends its session; what was owed is written first.
-    pub(crate) async fn close(&self, id: HostId) {
-        let host = self.hosts().remove(&id);
-        if let Some(host) = host {
-            host.close().await;
-        }
+    /// Takes a host out. Whoever has it closes it ([`Host::close`]), on a task that nobody drops.
+    pub(crate) fn take(&self, id: HostId) -> Option<Arc<Host>> {
+        self.hosts().remove(&id)
     }
 
     /// Completes with runs of a host whose slots are gone. Dropped, it takes none. Does not keep the host alive.
@@ -324,17 +321,22 @@ impl Host {
         } else {
             state.written(due);
         }
+        let Heard { wants, readings, parked } = heard.into_inner().unwrap_or_else(PoisonError::into_inner);
         let mut exchanged = match answer {
             Ok(exchanged) => exchanged,
+            Err(fault) if fault.kind() == StoreErrorKind::HostLost => {
+                state.lapse();
+                self.holders.clear();
+                return Err(fault);
+            }
             Err(fault) => {
-                if fault.kind() == StoreErrorKind::HostLost {
-                    state.lapse();
-                    self.holders.clear();
-                }
+                // One of its statements may have been answered before. What that claimed a renewal hands back, and what it ended
+                // is told again; whom it parked nobody else looks after (A4).
+                parked.into_iter().for_each(|key| state.table.parked(KeyId(key)));
+                self.holders.poke.notify_one();
                 return Err(fault);
             }
         };
-        let Heard { wants, readings, parked } = heard.into_inner().unwrap_or_else(PoisonError::into_inner);
         let now = state.mono_now();
         for (key, admin_limit, version) in readings {
             state.table.read(KeyId(key), reading(admin_limit, version), now);
@@ -384,12 +386,16 @@ impl Host {
         self.holders.poke.notify_one();
     }
 
-    async fn close(&self) {
+    /// Gives back everything that the host holds and ends its session; what was owed is written first. Run to its end by its
+    /// caller's task: dropped, nobody would write that.
+    pub(crate) async fn close(&self) {
+        let mut guard = self.state.lock().await;
+        let state = &mut *guard;
+        // Not before the state is here: a keeper that is stopped in the middle of a call or a statement would leave a table that
+        // waits for an answer for ever, and take what it was about to write with it.
         if let Some(keeper) = self.keeper.lock().unwrap_or_else(PoisonError::into_inner).take() {
             keeper.abort();
         }
-        let mut guard = self.state.lock().await;
-        let state = &mut *guard;
         state.closed = true;
         self.drive(state).await;
         self.pay(state).await;
@@ -508,6 +514,10 @@ impl Host {
                 }
             }
             state.written(due);
+            if !self.changes.is_listening() {
+                // The server tells whoever listens. This host is perhaps the one that may claim.
+                self.changes.announce();
+            }
         }
     }
 

@@ -44,6 +44,9 @@ pub struct Host {
 /// How long a reservation may stay unclaimed (B7).
 pub const PATIENCE: Duration = Duration::from_secs(2);
 
+/// The longest that a test waits to be told of something that happens at once.
+const TOLD: Duration = Duration::from_secs(20);
+
 /// The queue of every job here.
 pub const QUEUE: &str = "default";
 
@@ -229,6 +232,28 @@ impl World {
     pub async fn rescue(&self, host: &Host) -> warp_store::Rescued {
         let seen = self.store.hosts().await.expect("hosts").into_iter().find(|seen| seen.host == host.id).expect("it is registered");
         self.store.rescue(host.id, seen.renewals, 5, self.now()).await.expect("rescue")
+    }
+
+    /// Completes whatever there is until all of these have ended; the ids in the order of their starts. Unlike
+    /// [`World::drain`] it does not take an answer without work for the end: a host whose turn with a key is over leaves it to
+    /// others, and gets the next job when it is told of it.
+    pub async fn finish(&self, host: &Host, ids: &[JobId]) -> Vec<JobId> {
+        let (mut order, mut ended) = (Vec::new(), 0);
+        loop {
+            order.extend(self.drain(host).await);
+            while let Some(id) = ids.get(ended) {
+                let job = self.details(*id).await;
+                if matches!(job.summary.state, State::Scheduled | State::Enqueued | State::Awaiting | State::Processing) {
+                    let told = tokio::time::timeout(TOLD, self.store.changed()).await;
+                    assert!(told.is_ok(), "nobody is told of {job:?}");
+                    break;
+                }
+                ended += 1;
+            }
+            if ended == ids.len() {
+                return order;
+            }
+        }
     }
 
     /// Completes whatever there is until nothing more starts; the ids in the order of their starts.

@@ -371,7 +371,8 @@ pub struct Exchanged {
     pub settled: Vec<SettleVerdict>,
     /// What the host now runs. Nothing where no claim was asked for.
     pub claimed: Vec<Claimed>,
-    /// Whether another claim would find more at once. Lanes that are paused have none.
+    /// Whether another claim would find more at once. Lanes that are paused have none, and a driver may leave what others
+    /// should have first: that [`Store::changed`] tells of, here too.
     pub more: bool,
     /// When the next scheduled job falls due, if there is one, on the caller's clock: a driver that decides by its
     /// server's clock gives [`ExchangeParams::now`] plus what the server would wait.

@@ -29,6 +29,8 @@ const POOL: u32 = 3;
 pub const ELSEWHERE: &str = "datname = current_database() AND pid <> pg_backend_pid()";
 /// How long a reservation may stay unclaimed.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// More jobs of a key than pass on inside a host without a break.
+const LINE: usize = 110;
 /// The longest that a call is left alone, in microseconds: enough for nearly all of them to end.
 const LONGEST: usize = 5_000;
 
@@ -189,7 +191,10 @@ async fn drop_calls(store: PostgresStore, database: Database, url: &str, points:
     eprintln!("handed back by the last two renewals: {first}, {second}");
     let ends = knowledge.running.iter().map(|run| settle(run, done())).collect();
     assert!(world.exchange(&host, ends, 0).await.settled.iter().all(|verdict| *verdict == SettleVerdict::Settled));
-    world.drain(&host).await;
+    // A line that is longer than one turn with its key (A8), so that the rest goes by more than one answer.
+    let line = (0..LINE).map(|_| world.job("alone", r#"{"k":1}"#)).collect();
+    knowledge.jobs.extend(world.enqueue(line).await);
+    world.finish(&host, &knowledge.jobs).await;
     for schema in 0..4 {
         let settings = ConnectSettings { schema: format!("other_{schema}"), ..ConnectSettings::new(url) };
         migrate(&settings, None, false).await.expect("no lock is in the way");

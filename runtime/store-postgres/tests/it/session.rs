@@ -375,6 +375,19 @@ async fn a_turn_that_is_over_is_left_to_others() {
     assert_eq!(exchanged.parked_again, 0, "nobody was refused");
 }
 
+/// A8: where nobody else comes, the host that has left a key to others hears of it, and goes on.
+#[tokio::test]
+async fn a_host_alone_is_told_of_what_it_left_to_others() {
+    let database = empty().await;
+    let world = world_on(&database).await;
+    let host = world.host(&[gated("c", 1, mutex(&["k"]))]).await;
+    let ids = world.enqueue_many("c", 105).await;
+    let turn = world.drain(&host).await.len();
+    assert!((1..=101).contains(&turn), "{turn} runs in one turn");
+    assert_eq!(world.finish(&host, &ids).await.len(), ids.len() - turn);
+    assert_eq!(locks(&mut connected(&database).await).await, 0);
+}
+
 /// With a store its lock sessions end, and with them their locks.
 #[tokio::test]
 async fn a_store_that_is_dropped_holds_nothing() {

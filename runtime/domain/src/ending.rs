@@ -125,8 +125,8 @@ pub enum Ending {
         message: String,
     },
     /// → where the claim found it, its place in line included, as if it had not been claimed: nothing is counted and the
-    /// history says nothing. For a job that has waited inside its host for a slot and did not begin (slots.md B8); a slot
-    /// that has come to it is free.
+    /// history says nothing. For a job that has waited inside its host for a slot and did not begin (slots.md B8), or whose
+    /// version is gone by the time that its slots are there; slots that it has are free.
     NotBegun,
     /// → Deleted.
     Deleted {

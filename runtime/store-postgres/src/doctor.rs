@@ -259,7 +259,7 @@ async fn listen(report: &mut Report, settings: &ConnectSettings, pooling: Option
         Ok(false) => report.add(
             "listen",
             Level::Warn,
-            "LISTEN does not work through a pooler that hands out backends by the transaction: new work is found by polling",
+            "LISTEN does not work through a pooler that hands out a backend for each transaction or statement: new work is found by polling",
             "set listen_url to a direct address or to a pooler in session mode, if a start must not wait for the next poll",
         ),
         Err(fault) => report.failed("listen", &fault),

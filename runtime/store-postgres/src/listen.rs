@@ -134,7 +134,7 @@ async fn listen(connector: Connector, channel: String, mut known: Option<Pooling
             Ok(false) => {
                 tracing::info!(
                     database = connector.name(),
-                    "not listening: a pooler hands out backends by the transaction, so new work is found by polling; set listen_url to a direct address to be told at once"
+                    "not listening: a pooler hands out a backend for each transaction or statement, so new work is found by polling; set listen_url to a direct address to be told at once"
                 );
                 return;
             }

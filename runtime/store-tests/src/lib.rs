@@ -36,7 +36,8 @@ macro_rules! conformance {
             a_waiting_job_says_why
         }
         $crate::conformance! { $open, settles:
-            every_ending_leads_where_it_says, result_and_error_are_kept, a_late_end_changes_and_frees_nothing, ends_of_others_are_late,
+            every_ending_leads_where_it_says, who_has_not_begun_was_never_claimed, result_and_error_are_kept,
+            a_late_end_changes_and_frees_nothing, ends_of_others_are_late,
             a_repeated_end_is_recognised, state_commits_with_the_end, state_at_once_needs_a_live_run, a_poison_end_takes_nobody_with_it,
             output_is_kept_in_order, hostile_output_does_not_keep_a_job_running
         }

@@ -43,6 +43,26 @@ pub async fn every_ending_leads_where_it_says(world: World) {
     assert_eq!(world.counter("stats:requeued").await, 3);
 }
 
+/// Who has not begun stands where the claim found it: no run, no attempt, no word in the history, and its slot is free.
+pub async fn who_has_not_begun_was_never_claimed(world: World) {
+    let host = world.host(&[plain("c"), gated("g", 1, mutex(&["k"]))]).await;
+    for contract in ["c", "g"] {
+        let id = world.enqueue_one(contract).await;
+        let claimed = world.claim_one(&host).await;
+        world.end(&host, &claimed, Ending::NotBegun).await;
+        let summary = world.details(id).await.summary;
+        assert_eq!((summary.state, summary.runs, summary.attempts), (State::Enqueued, 0, 0), "{contract}");
+        assert_eq!(world.events(id).await, ["Created"], "{contract}");
+        assert_eq!(world.exchange(&host, vec![settle(&claimed, done())], 0).await.settled, [SettleVerdict::Repeated], "{contract}");
+        let again = world.claim_one(&host).await;
+        assert_eq!((again.id, again.run, again.attempt), (id, 1, 1), "{contract}");
+        assert!(again.token > claimed.token, "{contract}");
+        world.complete(&host, &again).await;
+        assert_eq!(world.events(id).await, ["Created", "Processing", "Completed"], "{contract}");
+    }
+    assert_eq!(world.counter("stats:requeued").await, 0);
+}
+
 /// Result and error are kept, as they were said.
 pub async fn result_and_error_are_kept(world: World) {
     let host = world.host(&[plain("c")]).await;

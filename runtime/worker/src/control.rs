@@ -421,9 +421,9 @@ impl Control {
         for claimed in claimed {
             let declarations = &claimed.lane.declarations;
             let Some(handler) = handlers.get(&(declarations.contract.clone(), declarations.digest)) else {
-                // Impossible unless a driver answers with a lane it was not asked for; the row must not be lost.
-                tracing::error!(job = %claimed.id, contract = declarations.contract, "claimed a contract that was not asked for");
-                self.give_back(unknown_lane(&claimed), claimed.keyed);
+                // Its slots came with a later claim than its row (session locks), and in between this version was replaced.
+                tracing::warn!(job = %claimed.id, contract = declarations.contract, "claimed under a version that is gone; it goes back");
+                self.give_back(without_handler(&claimed), claimed.keyed);
                 continue;
             };
             let run = Arc::new(self.run_of(claimed, group, Arc::clone(handler)));
@@ -910,13 +910,12 @@ impl Drop for Control {
 /// Why a run is given back whose slots were lost before it began.
 pub(crate) const SLOTS_LOST: &str = "its slots were lost";
 
-fn unknown_lane(claimed: &Claimed) -> Settle {
-    let ending = Ending::HandBack { message: "claimed by a host that does not run it".to_owned() };
+fn without_handler(claimed: &Claimed) -> Settle {
     Settle {
         handle: claimed.handle,
         token: claimed.token,
-        on_conflict: ending.clone(),
-        ending,
+        ending: Ending::NotBegun,
+        on_conflict: Ending::NotBegun,
         output: RunOutput::default(),
         children: Vec::new(),
         state: Vec::new(),

@@ -51,7 +51,8 @@ mod suite {
     warp_store_tests::conformance! { crate::session::open, settles:
         a_late_end_changes_and_frees_nothing, a_poison_end_takes_nobody_with_it, a_repeated_end_is_recognised,
         ends_of_others_are_late, every_ending_leads_where_it_says, hostile_output_does_not_keep_a_job_running,
-        output_is_kept_in_order, result_and_error_are_kept, state_at_once_needs_a_live_run, state_commits_with_the_end
+        output_is_kept_in_order, result_and_error_are_kept, state_at_once_needs_a_live_run, state_commits_with_the_end,
+        who_has_not_begun_was_never_claimed
     }
     warp_store_tests::conformance! { crate::session::open, keys:
         a_mutex_runs_one_at_a_time, a_parked_job_says_what_it_waits_for, a_wait_is_told_once,

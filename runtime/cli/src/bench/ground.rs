@@ -107,6 +107,11 @@ impl Ground {
         Ok(rows)
     }
 
+    /// A store that claims, without a host's loop.
+    pub async fn claimer(&self) -> Outcome<Arc<dyn Store>> {
+        Ok(stores::open_new(self.place_as(PUBLISHER), &self.config).await?.store)
+    }
+
     /// A store beside those of the hosts, as another process has that only gives commands: it listens to nothing.
     pub async fn publisher(&self) -> Outcome<Arc<dyn Store>> {
         Ok(stores::open_at(self.place_as(PUBLISHER), &self.config).await?.store)

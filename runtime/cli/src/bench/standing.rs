@@ -136,7 +136,7 @@ impl Bench<'_> {
         let ground = self.ground()?;
         ground.runtime.block_on(async {
             let mut gauge = ground.meter().await?;
-            let store = ground.publisher().await?;
+            let store = ground.claimer().await?;
             let claimer = Claimer::register(&ground, Arc::clone(&store)).await?;
             let filling = Instant::now();
             claimer.fill(self.args.finished, self.args.scheduled, self.args.parked).await?;

@@ -132,9 +132,13 @@ impl Exchange<'_> {
         let mut wanted = Wanting::of(claim.is_some(), hand_off);
         let mut repeats = std::mem::take(&mut ends.repeats);
         let mut exchanged = Exchanged { settled: ends.verdicts.clone(), ..Exchanged::default() };
-        // More than may start is brought, since others may have claimed the first of them.
-        let most = if lanes.has_keys() { 2 * lanes.max.saturating_add(hand_off.extra as usize).clamp(32, 1024) } else { 0 };
-        let mut prepared = Prepared::with(self.interned.take_ahead(&lanes.declared(), most, *now));
+        let mut prepared = Prepared::default();
+        // What the call that takes it loses, dropped or failed, is looked up again.
+        if lanes.has_keys() {
+            // More than may start is brought, since others may have claimed the first of them.
+            let most = 2 * lanes.max.saturating_add(hand_off.extra as usize).clamp(32, 1024);
+            prepared = Prepared::with(self.interned.take_ahead(&lanes.declared(), most, *now));
+        }
         let mut unusable = Vec::new();
         let (mut counted, mut last) = (0, None);
         for calls in 1.. {
@@ -175,7 +179,9 @@ impl Exchange<'_> {
             if lanes.max > 0 && counted >= lanes.max {
                 // Candidates are decided in their order, so whoever stands behind the last one that was claimed has not been. Where
                 // fewer were claimed than could be, all have.
-                self.interned.keep_ahead(lanes.declared(), prepared.left_behind(last), *now);
+                if lanes.has_keys() {
+                    self.interned.keep_ahead(lanes.declared(), prepared.left_behind(last), *now);
+                }
                 exchanged.more = true;
                 break;
             }

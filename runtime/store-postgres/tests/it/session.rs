@@ -89,6 +89,28 @@ async fn world_on(database: &Database) -> World {
     World::new(Subject { store: Arc::new(process(database).await), keep: Box::new(()) })
 }
 
+/// So many jobs of one mutex on two hosts: the first runs on one of them, the others stand in line, which both have seen.
+struct Line {
+    database: Database,
+    world: World,
+    host: Host,
+    other: World,
+    next: Host,
+    ids: Vec<JobId>,
+    run: Claimed,
+}
+
+async fn in_line(jobs: usize) -> Line {
+    let database = empty().await;
+    let (world, other) = (world_on(&database).await, world_on(&database).await);
+    let served = [gated("c", 1, mutex(&["k"]))];
+    let (host, next) = (world.host(&served).await, other.host(&served).await);
+    let ids = world.enqueue_many("c", jobs).await;
+    let run = world.claim_one(&host).await;
+    assert_eq!(other.claim_ids(&next, 4).await, [], "the others stand in line");
+    Line { database, world, host, other, next, ids, run }
+}
+
 async fn connected(database: &Database) -> PgConnection {
     PgConnection::connect(database.url()).await.expect("connect")
 }
@@ -331,13 +353,7 @@ async fn a_slot_is_handed_on_only_where_somebody_claims() {
 /// else is woken beside it, so no host is refused.
 #[tokio::test]
 async fn who_is_claimed_with_an_end_follows_in_its_slot() {
-    let database = empty().await;
-    let (world, other) = (world_on(&database).await, world_on(&database).await);
-    let served = [gated("c", 1, mutex(&["k"]))];
-    let (host, next) = (world.host(&served).await, other.host(&served).await);
-    let ids = world.enqueue_many("c", 4).await;
-    let mut run = world.claim_one(&host).await;
-    assert_eq!(other.claim_ids(&next, 4).await, [], "the others stand in line");
+    let Line { database, world, host, other, next, ids, mut run } = in_line(4).await;
     for follower in &ids[1..] {
         let exchanged = world.exchange(&host, vec![settle(&run, done())], 1).await;
         assert_eq!(exchanged.claimed.iter().map(|run| run.id).collect::<Vec<_>>(), [*follower]);
@@ -353,13 +369,7 @@ async fn who_is_claimed_with_an_end_follows_in_its_slot() {
 /// A8: after a hundred hand-offs, or a second, others have their turn, before the host that gives the key back.
 #[tokio::test]
 async fn a_turn_that_is_over_is_left_to_others() {
-    let database = empty().await;
-    let (world, other) = (world_on(&database).await, world_on(&database).await);
-    let served = [gated("c", 1, mutex(&["k"]))];
-    let (host, next) = (world.host(&served).await, other.host(&served).await);
-    let ids = world.enqueue_many("c", 105).await;
-    let mut run = world.claim_one(&host).await;
-    assert_eq!(other.claim_ids(&next, 1).await, [], "the others stand in line");
+    let Line { database: _database, world, host, other, next, ids, mut run } = in_line(105).await;
     let mut ran = 0;
     loop {
         ran += 1;
